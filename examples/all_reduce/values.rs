@@ -1,0 +1,156 @@
+//! Numbers that every rank can compute and every data type holds exactly, so that each element of a
+//! reduction can be checked without a tolerance wherever the arithmetic is exact.
+
+use half::{bf16, f16};
+use metrale_gpu_sys::nccl::{NcclDataType, NcclRedOp};
+
+/// A data type and an operator, and what they do to numbers.
+#[derive(Clone, Copy)]
+pub struct Reduction {
+    pub datatype: NcclDataType,
+    pub op: NcclRedOp,
+    pub nranks: i32,
+}
+
+impl Reduction {
+    /// The element that `rank` contributes at `index`.
+    pub fn input(self, rank: i32, index: usize) -> f64 {
+        let place = index.wrapping_mul(31) + rank as usize * 17;
+        if self.op == NcclRedOp::Prod {
+            // A few twos, spread over the ranks: at most 8 in all, which no type overflows.
+            let twos = index % 4;
+            return if (index + rank as usize) % (self.nranks as usize) < twos {
+                2.0
+            } else {
+                1.0
+            };
+        }
+        // Small enough that the sum over all ranks is still exact.
+        let limit = (self.exact_limit() / self.nranks as u64).clamp(2, 1000);
+        (place as u64 % limit) as f64
+    }
+
+    /// What every rank must find at `index` afterwards, and how far off it may be.
+    pub fn expected(self, index: usize) -> (f64, f64) {
+        let inputs = (0..self.nranks).map(|rank| self.input(rank, index));
+        let nranks = f64::from(self.nranks);
+        match self.op {
+            NcclRedOp::Prod => (inputs.product(), 0.0),
+            NcclRedOp::Max => (inputs.fold(f64::MIN, f64::max), 0.0),
+            NcclRedOp::Min => (inputs.fold(f64::MAX, f64::min), 0.0),
+            NcclRedOp::Avg if !self.is_float() => ((inputs.sum::<f64>() / nranks).trunc(), 0.0),
+            NcclRedOp::Avg => {
+                // NCCL multiplies by 1/nranks rounded to the type, which is exact for powers of two.
+                let mean = inputs.sum::<f64>() / nranks;
+                let exact = self.is_exact() && (self.nranks as u32).is_power_of_two();
+                (mean, if exact { 0.0 } else { self.rounding(mean) })
+            }
+            _ => {
+                let sum: f64 = inputs.sum();
+                (
+                    sum,
+                    if self.is_exact() {
+                        0.0
+                    } else {
+                        self.rounding(sum)
+                    },
+                )
+            }
+        }
+    }
+
+    /// Whether sums of the inputs stay within the integers that the type holds.
+    fn is_exact(self) -> bool {
+        self.nranks as u64 <= self.exact_limit()
+    }
+
+    /// One rounding a rank.
+    fn rounding(self, value: f64) -> f64 {
+        value * f64::from(self.nranks) / self.exact_limit() as f64
+    }
+
+    fn is_float(self) -> bool {
+        matches!(
+            self.datatype,
+            NcclDataType::Float16
+                | NcclDataType::Float32
+                | NcclDataType::Float64
+                | NcclDataType::Bfloat16
+                | NcclDataType::Float8e4m3
+                | NcclDataType::Float8e5m2
+        )
+    }
+
+    /// Every integer up to this one is exact in the type.
+    fn exact_limit(self) -> u64 {
+        match self.datatype {
+            NcclDataType::Int8 => (1 << 7) - 1,
+            NcclDataType::Uint8 => (1 << 8) - 1,
+            NcclDataType::Float16 => 1 << 11,
+            NcclDataType::Bfloat16 => 1 << 8,
+            NcclDataType::Float8e4m3 => 1 << 4,
+            NcclDataType::Float8e5m2 => 1 << 3,
+            _ => 1 << 24,
+        }
+    }
+
+    /// The bytes of `value` in the type.
+    pub fn encode(self, value: f64, bytes: &mut Vec<u8>) {
+        match self.datatype {
+            NcclDataType::Int8 => bytes.extend((value as i8).to_ne_bytes()),
+            NcclDataType::Uint8 => bytes.extend((value as u8).to_ne_bytes()),
+            NcclDataType::Int32 => bytes.extend((value as i32).to_ne_bytes()),
+            NcclDataType::Uint32 => bytes.extend((value as u32).to_ne_bytes()),
+            NcclDataType::Int64 => bytes.extend((value as i64).to_ne_bytes()),
+            NcclDataType::Uint64 => bytes.extend((value as u64).to_ne_bytes()),
+            NcclDataType::Float16 => bytes.extend(f16::from_f64(value).to_ne_bytes()),
+            NcclDataType::Bfloat16 => bytes.extend(bf16::from_f64(value).to_ne_bytes()),
+            NcclDataType::Float32 => bytes.extend((value as f32).to_ne_bytes()),
+            NcclDataType::Float64 => bytes.extend(value.to_ne_bytes()),
+            NcclDataType::Float8e4m3 => bytes.push(encode_e4m3(value)),
+            // The upper half of a float16.
+            NcclDataType::Float8e5m2 => bytes.push((f16::from_f64(value).to_bits() >> 8) as u8),
+            other => unreachable!("{other:?} is not offered on the command line"),
+        }
+    }
+
+    /// The number that `bytes`, one element, hold.
+    pub fn decode(self, bytes: &[u8]) -> f64 {
+        fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+            bytes.try_into().expect("one element of the type's size")
+        }
+        match self.datatype {
+            NcclDataType::Int8 => i8::from_ne_bytes(array(bytes)).into(),
+            NcclDataType::Uint8 => bytes[0].into(),
+            NcclDataType::Int32 => i32::from_ne_bytes(array(bytes)).into(),
+            NcclDataType::Uint32 => u32::from_ne_bytes(array(bytes)).into(),
+            NcclDataType::Int64 => i64::from_ne_bytes(array(bytes)) as f64,
+            NcclDataType::Uint64 => u64::from_ne_bytes(array(bytes)) as f64,
+            NcclDataType::Float16 => f16::from_ne_bytes(array(bytes)).into(),
+            NcclDataType::Bfloat16 => bf16::from_ne_bytes(array(bytes)).into(),
+            NcclDataType::Float32 => f32::from_ne_bytes(array(bytes)).into(),
+            NcclDataType::Float64 => f64::from_ne_bytes(array(bytes)),
+            NcclDataType::Float8e4m3 => decode_e4m3(bytes[0]),
+            NcclDataType::Float8e5m2 => f16::from_bits(u16::from(bytes[0]) << 8).into(),
+            other => unreachable!("{other:?} is not offered on the command line"),
+        }
+    }
+}
+
+/// Sign, four bits of exponent with a bias of 7, three of fraction; no infinities.
+fn decode_e4m3(bits: u8) -> f64 {
+    let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
+    let (exponent, fraction) = (i32::from(bits >> 3 & 0xf), f64::from(bits & 0x7));
+    sign * match (exponent, bits & 0x7) {
+        (0xf, 0x7) => f64::NAN,
+        (0, _) => fraction / 8.0 * 2f64.powi(-6),
+        _ => (1.0 + fraction / 8.0) * 2f64.powi(exponent - 7),
+    }
+}
+
+/// Only numbers that the type holds are ever asked for.
+fn encode_e4m3(value: f64) -> u8 {
+    (0..=u8::MAX)
+        .find(|&bits| decode_e4m3(bits) == value)
+        .expect("inputs are chosen to be exact")
+}

@@ -1,0 +1,133 @@
+//! From a driver code to an error that says what happened.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::bind::{self, LoadedLibrary};
+use crate::cuda::{CuResult, cuGetErrorString};
+
+/// Ok for [`CuResult::Success`], else a [`CudaError`] that names `context`: by habit the C name of
+/// the call.
+///
+/// One compare where nothing failed; the error is built out of line. A driver call may also return
+/// the failure of asynchronous work that an earlier call enqueued.
+#[inline]
+pub fn check_cuda(result: CuResult, context: &str) -> anyhow::Result<()> {
+    if result == CuResult::Success {
+        Ok(())
+    } else {
+        Err(failure(result, context))
+    }
+}
+
+/// A driver call that failed. It travels inside an [`anyhow::Error`]: `downcast_ref` finds it, and
+/// its code can be matched on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CudaError {
+    /// What the call returned.
+    pub code: CuResult,
+    /// The call, as [`check_cuda`] was told.
+    pub context: String,
+    /// The driver's own text for the code (`cuGetErrorString`), if it has one.
+    pub text: Option<String>,
+    /// The file that libcuda was loaded from.
+    pub library: Option<PathBuf>,
+}
+
+#[cold]
+#[inline(never)]
+fn failure(code: CuResult, context: &str) -> anyhow::Error {
+    let mut text = std::ptr::null();
+    // SAFETY: `text` is written with null or a string that lives as long as the library.
+    let text = unsafe {
+        let _ = cuGetErrorString(code, &mut text);
+        bind::text(text)
+    };
+    CudaError {
+        code,
+        context: context.to_owned(),
+        text,
+        library: loaded_library().map(|library| library.path),
+    }
+    .into()
+}
+
+/// Which file libcuda comes from in this process, and every other mapped file that brings its
+/// functions; `None` where nothing in this process needs it.
+pub fn loaded_library() -> Option<LoadedLibrary> {
+    bind::loaded_library(c"cuInit")
+}
+
+/// Whether the loaded libcuda has the function of this C name. A program that calls a function
+/// which the driver lacks does not start, so ask before choosing a newer one at build time.
+pub fn has_function(name: &str) -> bool {
+    bind::has_function(c"cuInit", name)
+}
+
+impl CudaError {
+    /// What to do about the codes that have one usual cause.
+    fn hint(&self) -> Option<&'static str> {
+        Some(match self.code {
+            CuResult::NotInitialized => "call cuda::init or cuda::use_device first",
+            CuResult::StubLibrary => {
+                "this is a stub without a driver behind it: install the NVIDIA driver, start containers with \
+                 GPU access, and keep stubs folders out of LD_LIBRARY_PATH"
+            }
+            CuResult::NoDevice => {
+                "the driver sees no GPU: look at nvidia-smi, CUDA_VISIBLE_DEVICES and the container's GPU access"
+            }
+            CuResult::InvalidDevice => {
+                "device ordinals go from 0 to one below cuda::device_count, as CUDA_VISIBLE_DEVICES leaves them"
+            }
+            CuResult::InvalidContext => {
+                "no context is current on this thread: call cuda::use_device or cuda::set_current_context"
+            }
+            CuResult::IllegalAddress | CuResult::LaunchFailed => {
+                "the context is lost and answers every call with this code; restart the process"
+            }
+            CuResult::NotPermitted => "host functions and stream captures may not make this call",
+            CuResult::SystemNotReady => {
+                "on NVSwitch machines nvidia-fabricmanager must be running and match the driver"
+            }
+            CuResult::SystemDriverMismatch => {
+                "the kernel module and libcuda are of different driver releases: reload the module or reboot"
+            }
+            CuResult::CompatNotSupportedOnDevice => {
+                "a forward-compatibility libcuda is loaded that this GPU does not take: drop the cuda-compat \
+                 folder from LD_LIBRARY_PATH"
+            }
+            CuResult::Unknown => {
+                "often the driver was replaced under a running system, or /dev/nvidia-uvm is missing: try \
+                 nvidia-smi, then a reboot"
+            }
+            // Not an enumerator of the driver's header: the runtime's number, which some libcuda return.
+            CuResult(35) => {
+                "the driver is older than the CUDA release that asks: update the driver"
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed: ", self.context)?;
+        if let Some(text) = &self.text {
+            write!(f, "{text}: ")?;
+        }
+        match self.code.c_name() {
+            Some(name) => write!(f, "{name} ({})", self.code.0)?,
+            None => write!(f, "code {}, not listed in cuda.h", self.code.0)?,
+        }
+        if let Some(hint) = self.hint() {
+            write!(f, "; {hint}")?;
+            if let Some(library) = &self.library {
+                write!(f, " (libcuda in use: {})", library.display())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for CudaError {}

@@ -1,0 +1,155 @@
+//! From a code to an error that says what happened.
+
+use std::fmt;
+
+use crate::bind::{self, LoadedLibrary};
+use crate::nccl::{NcclResult, ncclGetErrorString, ncclGetLastError};
+
+/// Ok for [`NcclResult::Success`], else an [`NcclError`] that names `context`: by habit the C name
+/// of the call.
+///
+/// One compare where nothing failed; the error is built out of line. [`NcclResult::InProgress`] is
+/// an error here: a call on a non-blocking communicator is checked by [`check_started`].
+#[inline]
+pub fn check_nccl(result: NcclResult, context: &str) -> anyhow::Result<()> {
+    if result == NcclResult::Success {
+        Ok(())
+    } else {
+        Err(failure(result, context))
+    }
+}
+
+/// [`check_nccl`] for a call on a non-blocking communicator: [`NcclResult::InProgress`] is Ok too,
+/// since it says that the call was taken and goes on in the background. Follow it with
+/// [`wait_ready`](crate::nccl::wait_ready).
+#[inline]
+pub fn check_started(result: NcclResult, context: &str) -> anyhow::Result<()> {
+    if result == NcclResult::InProgress {
+        return Ok(());
+    }
+    check_nccl(result, context)
+}
+
+/// A call to NCCL that failed. It travels inside an [`anyhow::Error`]: `downcast_ref` finds it, and
+/// its code can be matched on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NcclError {
+    /// What the call returned.
+    pub code: NcclResult,
+    /// The call, as [`check_nccl`] was told.
+    pub context: String,
+    /// NCCL's own text for the code (`ncclGetErrorString`), if it has one.
+    pub text: Option<String>,
+    /// The latest warning of this process (`ncclGetLastError`), usually the cause. NCCL never clears
+    /// it and does not write one for every failure, so it can be older than this call.
+    pub last_error: Option<String>,
+    /// Which libnccl answered, and whether another copy is mapped into the process.
+    pub library: Option<LoadedLibrary>,
+}
+
+#[cold]
+#[inline(never)]
+fn failure(code: NcclResult, context: &str) -> anyhow::Error {
+    NcclError::new(code, context.to_owned()).into()
+}
+
+impl NcclError {
+    /// Asks NCCL what it has to say about `code`.
+    pub(super) fn new(code: NcclResult, context: String) -> Self {
+        // SAFETY: any code may be asked for, the communicator is ignored, and both answers are null
+        // or strings that live as long as the library.
+        let (text, last_error) = unsafe {
+            (
+                bind::text(ncclGetErrorString(code)),
+                bind::text(ncclGetLastError(std::ptr::null_mut())),
+            )
+        };
+        Self {
+            code,
+            context,
+            text,
+            last_error: last_error.filter(|text| !text.is_empty()),
+            library: loaded_library(),
+        }
+    }
+
+    /// What to do about the failures that have one usual cause.
+    fn hint(&self) -> Option<&'static str> {
+        match self.code {
+            NcclResult::InProgress => {
+                return Some("the communicator is non-blocking: wait with nccl::wait_ready");
+            }
+            NcclResult::RemoteError => {
+                return Some(
+                    "a peer exited or its network failed: the first cause stands in another rank's log",
+                );
+            }
+            _ => {}
+        }
+        let said = self.last_error.as_deref().unwrap_or_default();
+        let known = [
+            (
+                "driver version is insufficient",
+                "the driver is missing or older than this NCCL's CUDA release: look at nvidia-smi, and in \
+                 a container at its GPU access",
+            ),
+            (
+                "stub library",
+                "a stub of libcuda is loaded instead of the driver's: keep stubs folders out of LD_LIBRARY_PATH",
+            ),
+            (
+                "no CUDA-capable device",
+                "the driver sees no GPU: look at nvidia-smi, CUDA_VISIBLE_DEVICES and the container's GPU access",
+            ),
+        ];
+        known
+            .into_iter()
+            .find(|(sign, _)| said.contains(sign))
+            .map(|(_, hint)| hint)
+    }
+}
+
+impl fmt::Display for NcclError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed: ", self.context)?;
+        if let Some(text) = &self.text {
+            write!(f, "{text}: ")?;
+        }
+        match self.code.c_name() {
+            Some(name) => write!(f, "{name} ({})", self.code.0)?,
+            None => write!(f, "code {}, not listed in nccl.h", self.code.0)?,
+        }
+        if let Some(last) = &self.last_error {
+            write!(f, "; NCCL's latest message: {last}")?;
+        }
+        if let Some(hint) = self.hint() {
+            write!(f, "; {hint}")?;
+        }
+        if let Some(library) = &self.library {
+            for other in &library.others {
+                write!(
+                    f,
+                    "; two copies of NCCL are mapped, {} answered and {} is the other: keep one",
+                    library.path.display(),
+                    other.display()
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for NcclError {}
+
+/// Which file libnccl comes from in this process, and every other mapped file that brings its
+/// functions; `None` where nothing in this process needs it.
+pub fn loaded_library() -> Option<LoadedLibrary> {
+    bind::loaded_library(c"ncclGetVersion")
+}
+
+/// Whether the loaded libnccl has the function of this C name. A program that calls a function
+/// which the library lacks does not start, so ask before choosing a newer one at build time.
+pub fn has_function(name: &str) -> bool {
+    bind::has_function(c"ncclGetVersion", name)
+}

@@ -1,0 +1,13 @@
+//! NCCL's host API: `nccl.h`.
+
+mod check;
+mod comm;
+mod config;
+mod ffi;
+mod types;
+
+pub use check::*;
+pub use comm::*;
+pub use config::*;
+pub use ffi::*;
+pub use types::*;
