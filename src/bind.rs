@@ -1,6 +1,7 @@
 //! The two macros that every declaration is written in, and where a bound library came from.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -63,29 +64,46 @@ macro_rules! c_enum {
             )*
 
             /// The enumerator's name in the C header; `None` for a value that this crate does not list.
-            pub const fn c_name(self) -> Option<&'static str> {
-                $(
-                    if self.0 == $number {
-                        return Some($c_value);
-                    }
-                )*
-                None
+            pub fn c_name(self) -> Option<&'static str> {
+                $crate::bind::name(Self::NAMES, self.0).map(|(_, c_name, _)| *c_name)
             }
+
+            /// Each value with its two names, `Debug`'s last.
+            const NAMES: &[(std::ffi::c_int, &str, &str)] = &[
+                $(($number, $c_value, stringify!($value)),)*
+            ];
         }
 
         impl std::fmt::Debug for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                $(
-                    if self.0 == $number {
-                        return f.write_str(stringify!($value));
-                    }
-                )*
-                write!(f, concat!(stringify!($name), "({})"), self.0)
+                $crate::bind::debug(Self::NAMES, stringify!($name), self.0, f)
             }
         }
     };
 }
 pub(crate) use c_enum;
+
+/// The entry of a value in an enum's table of names. A table, and no generated comparisons, since
+/// those are most of what this crate would take to compile.
+pub(crate) fn name<'a>(
+    names: &'a [(c_int, &'static str, &'static str)],
+    value: c_int,
+) -> Option<&'a (c_int, &'static str, &'static str)> {
+    names.iter().find(|(number, _, _)| *number == value)
+}
+
+/// `Debug` of every enum: the constant's name, or the type and the number.
+pub(crate) fn debug(
+    names: &[(c_int, &'static str, &'static str)],
+    kind: &str,
+    value: c_int,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    match name(names, value) {
+        Some((_, _, name)) => f.write_str(name),
+        None => write!(f, "{kind}({value})"),
+    }
+}
 
 /// Where the functions of one library come from in this process.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -78,3 +78,7 @@ pub const BINDING: Binding = Binding::Linked;
 
 /// What the build script found, and where it looked: lines of plain text for a bug report.
 pub const BUILD_REPORT: &str = include_str!(concat!(env!("OUT_DIR"), "/build_report.txt"));
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

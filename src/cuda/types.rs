@@ -386,12 +386,20 @@ c_enum! {
         "CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED" as ComputePreemptionSupported = 90,
         /// 1 if registered host memory has the same address on the device.
         "CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM" as CanUseHostPointerForRegisteredMem = 91,
-        /// 1 if the first form of the stream memory operations works. Deprecated with it.
+        /// 1 if the first form of the stream memory operations works. Deprecated with it. Before,
+        /// its name lacked the `_V1`.
+        ///
+        /// Since CUDA 12.0.
         "CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1" as CanUseStreamMemOpsV1 = 92,
         /// 1 if the first form of the stream memory operations takes 64 bits. Deprecated with it.
+        /// Before, its name lacked the `_V1`.
+        ///
+        /// Since CUDA 12.0.
         "CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1" as CanUse64BitStreamMemOpsV1 = 93,
         /// 1 if the first form of the stream memory operations takes [`CU_STREAM_WAIT_VALUE_NOR`].
-        /// Deprecated with it.
+        /// Deprecated with it. Before, its name lacked the `_V1`.
+        ///
+        /// Since CUDA 12.0.
         "CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1" as CanUseStreamWaitValueNorV1 = 94,
         /// 1 if cooperative kernels can be launched.
         "CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH" as CooperativeLaunch = 95,

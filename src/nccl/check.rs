@@ -78,7 +78,10 @@ impl NcclError {
     fn hint(&self) -> Option<&'static str> {
         match self.code {
             NcclResult::InProgress => {
-                return Some("the communicator is non-blocking: wait with nccl::wait_ready");
+                return Some(
+                    "the communicator is still busy, perhaps for want of a peer: wait with nccl::wait_ready, or \
+                     end it with ncclCommAbort",
+                );
             }
             NcclResult::RemoteError => {
                 return Some(
@@ -121,7 +124,7 @@ impl fmt::Display for NcclError {
             None => write!(f, "code {}, not listed in nccl.h", self.code.0)?,
         }
         if let Some(last) = &self.last_error {
-            write!(f, "; NCCL's latest message: {last}")?;
+            write!(f, "; NCCL's latest message, which may be older: {last}")?;
         }
         if let Some(hint) = self.hint() {
             write!(f, "; {hint}")?;

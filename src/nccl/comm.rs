@@ -146,11 +146,6 @@ unsafe fn not_ready(comm: NcclComm, state: NcclResult, waited: Duration) -> Nccl
         // The usual case: NCCL refuses both while a communicator is not ready.
         "rank not known yet".to_owned()
     };
-    let what = if state == NcclResult::InProgress {
-        "still in progress"
-    } else {
-        "failed"
-    };
-    error.context = format!("wait_ready ({who}, {what} after {waited:.1?})");
+    error.context = format!("wait_ready ({who}, {waited:.1?} waited)");
     error
 }
