@@ -1,6 +1,6 @@
 //! Tests that need something which this machine may lack: reported by name as ignored, with the reason.
 
-use libtest_mimic::{Failed, Trial};
+use libtest_mimic::{Completion, Failed, Trial};
 
 /// A test that runs where `need` is met, and is otherwise ignored with `need`'s reason.
 pub fn trial(
@@ -8,18 +8,11 @@ pub fn trial(
     need: &Result<(), String>,
     test: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
 ) -> Trial {
-    let missing = need.clone().err();
-    let kind = missing
-        .clone()
-        .map(|reason| format!("ignored: {reason}"))
-        .unwrap_or_default();
-    let ignored = missing.is_some();
-    Trial::test(name, move || {
-        if let Some(reason) = missing {
-            return Err(Failed::from(reason));
-        }
-        test().map_err(|error| Failed::from(format!("{error:#}")))
+    let need = need.clone();
+    Trial::ignorable_test(name, move || match need {
+        Ok(()) => test()
+            .map(|()| Completion::Completed)
+            .map_err(|error| Failed::from(format!("{error:#}"))),
+        Err(reason) => Ok(Completion::ignored_with(reason)),
     })
-    .with_kind(kind)
-    .with_ignored_flag(ignored)
 }
