@@ -24,22 +24,24 @@ const OLDEST: NcclVersion = NcclVersion {
     patch: 0,
 };
 
-/// Variables that make NCCL slower or stranger, and are easily left over from an old experiment.
-const SUSPECTS: [(&str, &str); 7] = [
+/// Variables easily left over from an old experiment: the value that turns something off or on, if only one does.
+const SUSPECTS: [(&str, &str, &str); 6] = [
     (
         "NCCL_P2P_DISABLE",
+        "1",
         "GPUs do not talk to each other directly",
     ),
     (
         "NCCL_SHM_DISABLE",
+        "1",
         "ranks of one machine do not use shared memory",
     ),
-    ("NCCL_IB_DISABLE", "InfiniBand and RoCE are not used"),
-    ("NCCL_NVLS_ENABLE", "NVLink multicast is set by hand"),
-    ("NCCL_ALGO", "the choice of algorithm is set by hand"),
-    ("NCCL_PROTO", "the choice of protocol is set by hand"),
+    ("NCCL_IB_DISABLE", "1", "InfiniBand and RoCE are not used"),
+    ("NCCL_ALGO", "", "the choice of algorithm is restricted"),
+    ("NCCL_PROTO", "", "the choice of protocol is restricted"),
     (
         "CUDA_LAUNCH_BLOCKING",
+        "1",
         "every kernel launch waits for the kernel",
     ),
 ];
@@ -53,7 +55,7 @@ fn main() -> ExitCode {
         "metrale-gpu-sys {}, binding: {BINDING:?}",
         env!("CARGO_PKG_VERSION")
     );
-    println!("{}", BUILD_REPORT.trim_end());
+    build_report();
 
     section("NCCL");
     nccl_library(&mut findings);
@@ -68,6 +70,43 @@ fn main() -> ExitCode {
 
     section("Verdict");
     findings.print()
+}
+
+/// The report, with the folders that do not exist in one line.
+fn build_report() {
+    let absent = "does not exist";
+    let (folders, lines): (Vec<&str>, Vec<&str>) = BUILD_REPORT
+        .lines()
+        .partition(|line| line.ends_with(absent));
+    for line in lines {
+        println!("{line}");
+    }
+    let mut folders: Vec<&str> = folders
+        .iter()
+        .filter_map(|line| line.trim().split(' ').next())
+        .collect();
+    folders.sort_unstable();
+    folders.dedup();
+    if !folders.is_empty() {
+        println!("looked for in vain: {}", folders.join(" "));
+    }
+}
+
+/// The release of the header that lay beside the library at build time.
+fn header() -> Option<NcclVersion> {
+    let line = BUILD_REPORT
+        .lines()
+        .find(|line| line.starts_with("nccl.h: "))?;
+    let mut numbers = line
+        .rsplit(' ')
+        .next()?
+        .split('.')
+        .map(|number| number.parse().ok());
+    Some(NcclVersion {
+        major: numbers.next()??,
+        minor: numbers.next()??,
+        patch: numbers.next()??,
+    })
 }
 
 fn section(title: &str) {
@@ -139,6 +178,12 @@ fn nccl_library(findings: &mut Findings) {
                     "NCCL {version} is loaded; this crate supports {}.{} and later: put a newer one first on \
                      LD_LIBRARY_PATH, or build with NCCL_HOME set to it",
                     OLDEST.major, OLDEST.minor
+                ));
+            }
+            if let Some(header) = header().filter(|header| version < *header) {
+                findings.note(format!(
+                    "NCCL {version} is loaded, and the program was built beside the header of {header}: a function that \
+                     is younger than the library keeps a program from starting"
                 ));
             }
         }
@@ -218,13 +263,24 @@ fn variables(findings: &mut Findings) {
     found.sort();
     for (name, value) in &found {
         println!("{name}={value}");
-        if let Some((_, effect)) = SUSPECTS.iter().find(|(suspect, _)| suspect == name) {
+        let suspect = SUSPECTS
+            .iter()
+            .find(|(suspect, sign, _)| suspect == name && (sign.is_empty() || sign == value));
+        if let Some((_, _, effect)) = suspect {
             findings.note(format!(
-                "{name}={value}: {effect}, if that value says so; unset it unless it is meant"
+                "{name}={value}: {effect}; unset it unless it is meant"
             ));
         }
     }
-    if found.is_empty() {
-        println!("none");
+    let home = std::env::var_os("HOME").map(|home| std::path::Path::new(&home).join(".nccl.conf"));
+    let own = std::env::var_os("NCCL_CONF_FILE").map(Into::into).or(home);
+    for file in own.into_iter().chain(["/etc/nccl.conf".into()]) {
+        if let Ok(text) = std::fs::read_to_string(&file) {
+            println!(
+                "{}, which NCCL reads too:\n{}",
+                file.display(),
+                text.trim_end()
+            );
+        }
     }
 }

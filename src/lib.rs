@@ -6,21 +6,29 @@
 //! | [`nccl`] | every function, type and constant of `nccl.h` (NCCL 2.32.3), [`check_nccl`](nccl::check_nccl), [`wait_ready`](nccl::wait_ready) |
 //! | [`cuda`] | streams, events, memory, devices, contexts, kernels and graphs of `cuda.h`, [`check_cuda`](cuda::check_cuda) |
 //!
+//! The README shows a whole blocking reduction. A communicator that never keeps the host waiting, so
+//! that a peer which does not come ends in an error:
+//!
 //! ```no_run
+//! use std::time::Duration;
+//!
 //! use metrale_gpu_sys::{cuda, nccl::*};
 //!
-//! /// Sums `count` floats of device memory over all ranks, in place.
-//! fn all_reduce(comm: NcclComm, buffer: cuda::CuDevicePtr, count: usize) -> anyhow::Result<()> {
-//!     let stream = create_stream()?;
-//!     let data = buffer as *mut std::ffi::c_void;
-//!     // SAFETY: the communicator is live and the buffer holds `count` floats on its device.
-//!     let result = unsafe {
-//!         ncclAllReduce(data, data, count, NcclDataType::Float32, NcclRedOp::Sum, comm, stream)
-//!     };
-//!     check_nccl(result, "ncclAllReduce")?;
-//!     sync_stream(stream)?;
-//!     destroy_stream(stream);
-//!     Ok(())
+//! /// Joins as one of `nranks` ranks, each on its own device, or gives up after a minute.
+//! fn join(id: NcclUniqueId, rank: i32, nranks: i32) -> anyhow::Result<NcclComm> {
+//!     cuda::use_device(rank)?;
+//!     let mut comm: NcclComm = std::ptr::null_mut();
+//!     let config = NcclConfig::non_blocking();
+//!     // SAFETY: `comm` takes one communicator, and the config is initialised.
+//!     let result = unsafe { ncclCommInitRankConfig(&mut comm, nranks, id, rank, &config) };
+//!     check_started(result, "ncclCommInitRankConfig")?;
+//!     // SAFETY: the communicator is live, and only this thread knows it.
+//!     unsafe {
+//!         wait_ready(comm, Duration::from_secs(60)).inspect_err(|_| {
+//!             ncclCommAbort(comm);
+//!         })?;
+//!     }
+//!     Ok(comm)
 //! }
 //! ```
 //!
@@ -31,9 +39,9 @@
 //! - The C functions are `unsafe`. Each pointer must hold what the function's doc says, for as long
 //!   as the call, or the work that it enqueued, uses it. Handles must be live: the driver crashes on
 //!   a stream or an event that was destroyed, and NCCL on a communicator.
-//! - The stream and event wrappers take plain `u64` handles and are safe functions, because code
-//!   exists that calls them so. The same holds for them: a handle is live and comes from the calls
-//!   of this crate or of any other binding of the same driver.
+//! - The stream, event and context wrappers are safe functions on plain handles, by choice: code exists
+//!   that calls them so. A dead handle, or one of another kind (all are `u64`, and the compiler tells
+//!   none from another), crashes the process there too.
 //! - Every thread needs a current context before most driver calls: [`cuda::use_device`] is one call
 //!   for that.
 //! - A communicator is used by one thread at a time, except that another may abort it.
@@ -44,8 +52,8 @@
 //!
 //! A doc that ends with `Since NCCL 2.27.` names the first release that has the item; whatever says
 //! nothing is in every release that this crate supports, 2.18 and later. A program is bound to the
-//! functions that it calls, and to no others: one that calls a newer function than its library has
-//! does not start. [`nccl::has_function`] tells what the loaded one has.
+//! functions that it calls, and to no others: with a library that lacks one of these it does not link,
+//! or does not start. [`nccl::has_function`] tells what the loaded one has.
 //!
 //! # How the libraries are found
 //!

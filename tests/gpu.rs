@@ -1,7 +1,7 @@
 //! What the wrappers do on a GPU. On a machine without one, each case is ignored and says why.
 //!
-//! `METRALE_EXPECT_GPU=1` makes a missing GPU a failure. Nothing here needs more than one GPU or a
-//! release of NCCL newer than the oldest that is supported.
+//! `METRALE_EXPECT_GPU=1` makes a missing GPU a failure. Nothing here needs more than one GPU, or a
+//! release of NCCL newer than 2.19.
 
 #[path = "support/gated.rs"]
 mod gated;

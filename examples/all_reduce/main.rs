@@ -45,7 +45,10 @@ const OPERATORS: [(&str, NcclRedOp); 5] = [
 ];
 
 /// Reduce a buffer over all ranks, one thread a rank, and check every element on the host.
+///
+/// Exit code 0: every element is right; 1: one is wrong; 2: it could not be run.
 #[derive(Parser)]
+#[command(allow_negative_numbers = true)]
 struct Options {
     /// How many ranks; one a visible GPU if not given. More ranks than GPUs share them, which NCCL
     /// 2.30 and newer take with NCCL_MULTI_RANK_GPU_ENABLE=1.
@@ -93,7 +96,7 @@ fn run(options: &Options) -> anyhow::Result<bool> {
     ensure!(devices > 0, "the driver sees no GPU; `doctor` tells more");
     let nranks = options.ranks.unwrap_or(devices);
     println!(
-        "NCCL {}, {nranks} ranks on {} GPUs",
+        "NCCL {}, ranks: {nranks}, GPUs: {}",
         version()?,
         devices.min(nranks)
     );

@@ -151,8 +151,10 @@ pub fn loaded_library() -> Option<LoadedLibrary> {
     bind::loaded_library(c"ncclGetVersion")
 }
 
-/// Whether the loaded libnccl has the function of this C name. A program that calls a function
-/// which the library lacks does not start, so ask before choosing a newer one at build time.
+/// Whether the loaded libnccl has the function of this C name.
+///
+/// For messages: it cannot guard a call, since a program that mentions a function which its library
+/// lacks does not start.
 pub fn has_function(name: &str) -> bool {
     bind::has_function(c"ncclGetVersion", name)
 }

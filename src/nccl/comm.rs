@@ -1,48 +1,19 @@
 //! What every user of a communicator writes otherwise.
 
 use std::ffi::{c_int, c_void};
-use std::fmt;
 use std::time::{Duration, Instant};
 
+// Code that was written against an earlier form of this module finds them here.
+#[doc(no_inline)]
 pub use crate::cuda::{
     create_event, create_stream, destroy_event, destroy_stream, record_event, stream_ready,
     stream_wait_event, sync_stream,
 };
 use crate::nccl::{
-    NcclComm, NcclError, NcclResult, NcclUniqueId, check_nccl, ncclCommCount,
+    NcclComm, NcclError, NcclResult, NcclUniqueId, NcclVersion, check_nccl, ncclCommCount,
     ncclCommGetAsyncError, ncclCommUserRank, ncclGetUniqueId, ncclGetVersion, ncclMemAlloc,
     ncclMemFree,
 };
-
-/// A release of NCCL, as `ncclGetVersion` tells it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NcclVersion {
-    /// 2 in every release that this crate can use.
-    pub major: i32,
-    /// The feature release.
-    pub minor: i32,
-    /// The bug-fix release.
-    pub patch: i32,
-}
-
-impl NcclVersion {
-    /// Decodes a version code in either of NCCL's forms: 2708 is 2.7.8, 21003 is 2.10.3.
-    pub const fn from_code(code: i32) -> Self {
-        // The form changed with 2.9; every code of the old form has four digits.
-        let major = if code < 10_000 { 1_000 } else { 10_000 };
-        Self {
-            major: code / major,
-            minor: code % major / 100,
-            patch: code % 100,
-        }
-    }
-}
-
-impl fmt::Display for NcclVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
-    }
-}
 
 /// The release of the loaded library (`ncclGetVersion`), which need not be the one that was there
 /// when the program was built.
@@ -67,6 +38,8 @@ pub fn unique_id() -> anyhow::Result<NcclUniqueId> {
 /// Device memory of at least `size` bytes on the current device, of the kind that NCCL can register
 /// (`ncclMemAlloc`); its true size is rounded up, to 2 MiB on current GPUs.
 ///
+/// Since NCCL 2.19.
+///
 /// # Safety
 ///
 /// A context is current on this thread. The memory is given back by [`nccl_mem_free`] alone.
@@ -79,6 +52,8 @@ pub unsafe fn nccl_mem_alloc(size: usize) -> anyhow::Result<*mut c_void> {
 }
 
 /// Gives back memory of [`nccl_mem_alloc`] (`ncclMemFree`). Null is fine.
+///
+/// Since NCCL 2.19.
 ///
 /// # Safety
 ///

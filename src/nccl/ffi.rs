@@ -51,6 +51,9 @@ bind! {
     /// `InvalidArgument` for a value that NCCL refuses, with `*comm` null. After any later failure
     /// `*comm` stays set and belongs to [`ncclCommAbort`].
     ///
+    /// 2.32.3 crashes on an `nranks` below 1. Where the driver does not even tell the current device, NCCL 2.32 answers `UnhandledCudaError` and leaves
+    /// this thread in an open group that defers all it does later: one [`ncclGroupEnd`] closes it.
+    ///
     /// Since NCCL 2.14.
     pub fn ncclCommInitRankConfig(
         comm: *mut NcclComm,
@@ -64,9 +67,9 @@ bind! {
     ///
     /// All ranks call it with the same `comm_id` and `nranks`, each with its own `rank` from 0 up; it
     /// returns when all have come, and waits for a missing one without limit. One thread that makes
-    /// several ranks does so within a group. `comm` receives the communicator: null after a failure,
-    /// but within a group it is set at once, and to be aborted if [`ncclGroupEnd`] fails. Without a
-    /// current context it takes device 0 and makes that current.
+    /// several ranks does so within a group. `comm` receives the communicator; within a group it is set at
+    /// once. If the call, or [`ncclGroupEnd`], fails and `*comm` is not null, it belongs to
+    /// [`ncclCommAbort`]. Without a current context it takes device 0 and makes that current.
     ///
     /// `InvalidArgument` for `nranks` below 1 or `rank` out of range, `UnhandledCudaError` without device
     /// or driver, `InvalidUsage` for ranks of different NCCL releases or two ranks on one device
@@ -203,6 +206,8 @@ bind! {
     /// `comm_ids` holds `n_id` ids, each from its own [`ncclGetUniqueId`], the same and in the same order
     /// on all ranks; null is not caught. Note that the rank stands after `nranks`. `InvalidArgument` for
     /// `n_id` below 1 or above `nranks`; the rest as there.
+    ///
+    /// Without a driver it leaves an open group behind, as [`ncclCommInitRankConfig`] does.
     ///
     /// Since NCCL 2.23.
     pub fn ncclCommInitRankScalable(
@@ -762,6 +767,9 @@ bind! {
     /// operations have no order among themselves, so none may use another's result. Groups nest, and
     /// each thread has its own. Making communicators and using them do not go into one group, nor do
     /// blocking and non-blocking ones. Always `Success`.
+    ///
+    /// A `?` between start and end leaves the group open, and all that the thread does later waits in
+    /// it: keep the results, end the group, then check.
     pub fn ncclGroupStart() -> NcclResult;
 
     /// Closes a group, and if it is the outermost one starts what was collected.

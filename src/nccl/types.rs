@@ -32,10 +32,41 @@ pub const fn version_code(major: i32, minor: i32, patch: i32) -> i32 {
     }
 }
 
+/// A release of NCCL, as `ncclGetVersion` tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NcclVersion {
+    /// 2 in every release that this crate can use.
+    pub major: i32,
+    /// The feature release.
+    pub minor: i32,
+    /// The bug-fix release.
+    pub patch: i32,
+}
+
+impl NcclVersion {
+    /// Decodes what [`version_code`] encodes, in both of its forms: 2708 is 2.7.8, 21003 is 2.10.3.
+    pub const fn from_code(code: i32) -> Self {
+        // The form changed with 2.9; every code of the old form has four digits.
+        let major = if code < 10_000 { 1_000 } else { 10_000 };
+        Self {
+            major: code / major,
+            minor: code % major / 100,
+            patch: code % 100,
+        }
+    }
+}
+
+impl fmt::Display for NcclVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
 /// A communicator: one rank's membership in a group of ranks, tied to one device.
 ///
 /// It may be moved between threads, but only one thread at a time may use it; `ncclCommAbort` and
-/// `ncclCommGetAsyncError` are the exceptions, so that a watching thread can end a stuck call.
+/// `ncclCommGetAsyncError` are the exceptions, so that a watching thread can end a stuck call. As a
+/// pointer it is not `Send`: a type of yours that wraps it and keeps this rule may say that it is.
 #[doc(alias = "ncclComm_t")]
 pub type NcclComm = *mut c_void;
 

@@ -1,6 +1,6 @@
 fn main() {
     // The two lines of the README.
-    let rpath = std::env::var("DEP_NCCL_RPATH").expect("metrale-gpu-sys is a direct dependency");
+    let rpath = std::env::var("DEP_NCCL_RPATH").expect("metrale-gpu-sys among [dependencies]");
     println!("cargo::rustc-link-arg=-Wl,-rpath,{rpath}");
 
     for key in [
