@@ -18,17 +18,20 @@
 //! - `DEP_NCCL_LIB_DIR`, `DEP_NCCL_CUDA_LIB_DIR`: the folders of the libraries, where found.
 //! - `DEP_NCCL_INCLUDE_DIR`, `DEP_NCCL_VERSION`: the folder of the `nccl.h` that lies beside the
 //!   library, and the version that it states (`2.27.3`).
-//! - `DEP_NCCL_BINDING`: how the functions are bound (`linked`).
+//! - `DEP_NCCL_BINDING`: how the functions are bound (`linked`, `emulated`).
 //!
 //! `build_report.txt` in `OUT_DIR` tells what was found, and where it was looked for.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
-use std::os::unix::fs::symlink;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, Stdio, exit};
+
+// A build script is compiled without optimization, and every generic function of the standard
+// library anew with it: plain loops and few types keep that to a fraction of the time.
 
 /// What is known about one of the two libraries.
 pub(crate) struct Library {
@@ -43,8 +46,9 @@ pub(crate) struct Library {
     /// Where its functions are declared, and how their names start.
     pub(crate) declarations: &'static str,
     pub(crate) prefix: &'static str,
-    /// What the functions of the import stub return.
+    /// What the functions of the import stub return, and what to do about it.
     pub(crate) stub_code: &'static str,
+    pub(crate) stub_advice: &'static str,
     /// The metadata that names its folder.
     pub(crate) folder_key: &'static str,
 }
@@ -58,6 +62,7 @@ pub(crate) static NCCL: Library = Library {
     declarations: "src/nccl/ffi.rs",
     prefix: "nccl",
     stub_code: "2", // ncclSystemError
+    stub_advice: "put the folder of a real one on LD_LIBRARY_PATH, or set NCCL_HOME and build again",
     folder_key: "LIB_DIR",
 };
 
@@ -70,6 +75,7 @@ pub(crate) static CUDA: Library = Library {
     declarations: "src/cuda/ffi.rs",
     prefix: "cu",
     stub_code: "34", // CUDA_ERROR_STUB_LIBRARY
+    stub_advice: "install the NVIDIA driver, or start the container with access to the GPU",
     folder_key: "CUDA_LIB_DIR",
 };
 
@@ -107,137 +113,136 @@ pub(crate) struct Found {
 #[derive(Debug, Default)]
 pub(crate) struct Search {
     pub(crate) found: Option<Found>,
-    /// The places that were passed over, each with the reason.
-    pub(crate) tried: Vec<(PathBuf, String)>,
+    /// The places that were passed over, a line each, with the reason.
+    pub(crate) tried: String,
     /// Folders where it may yet appear.
     pub(crate) watch: Vec<PathBuf>,
 }
 
-fn main() -> ExitCode {
-    let Err(message) = run() else {
-        return ExitCode::SUCCESS;
-    };
-    for line in message.lines() {
-        println!("cargo::error={line}");
-    }
-    ExitCode::FAILURE
+/// What both searches come to.
+#[derive(Default)]
+struct Outcome {
+    report: String,
+    /// Where a program finds its libraries, joined by `:`.
+    folders: String,
+    stub_folders: String,
+    missing: String,
 }
 
-fn run() -> Result<(), String> {
-    let get = |name: &str| env::var(name).map_err(|error| format!("{name}: {error}"));
-    let triple = get("TARGET")?;
-    println!("cargo::rerun-if-changed=build.rs");
-    for library in [&NCCL, &CUDA] {
-        for name in variable_names(library, &triple) {
-            println!("cargo::rerun-if-env-changed={name}");
+fn main() {
+    let triple = setting("TARGET");
+    tell("rerun-if-changed", "build.rs");
+    for library in &[&NCCL, &CUDA] {
+        for name in &variable_names(library, &triple) {
+            tell("rerun-if-env-changed", name);
         }
     }
-    println!("cargo::metadata=BINDING=linked");
-    let out = PathBuf::from(get("OUT_DIR")?);
-    let out = out.as_path();
+    let out = setting("OUT_DIR");
+    let out = Path::new(&out);
     let report_file = out.join("build_report.txt");
+    if env::var_os("CARGO_FEATURE_EMULATOR").is_some() {
+        tell("metadata=BINDING", "emulated");
+        tell("metadata=RPATH", "$ORIGIN");
+        return write(&report_file, "binding: emulated, nothing is linked\n");
+    }
+    tell("metadata=BINDING", "linked");
     let environment = env::var("CARGO_CFG_TARGET_ENV").unwrap_or_default();
-    if get("CARGO_CFG_TARGET_OS")? != "linux" || environment != "gnu" {
+    if setting("CARGO_CFG_TARGET_OS") != "linux" || environment != "gnu" {
         let line = format!("NCCL needs Linux with glibc: nothing is linked for {triple}");
-        println!("cargo::warning={line}");
+        tell("warning", &line);
         return write(&report_file, &line);
     }
     // Cargo keeps OUT_DIR; what an earlier run left here could be linked or loaded.
-    for folder in ["link", "run", "home"] {
-        let _ = fs::remove_dir_all(out.join(folder));
+    for folder in &["link", "run", "home"] {
+        let _ = fs::remove_dir_all(out.join(*folder));
     }
-    let arch = get("CARGO_CFG_TARGET_ARCH")?;
-    let root = Path::new("/");
-    let variable = &|name: &str| env::var_os(name);
     let context = Context {
         triple,
-        arch,
-        variable,
-        root,
+        arch: setting("CARGO_CFG_TARGET_ARCH"),
+        variable: &|name| env::var_os(name),
+        root: Path::new("/"),
         out,
     };
 
-    let nccl = find(&NCCL, &context)?;
-    let cuda = find(&CUDA, &context)?;
+    let nccl = find(&NCCL, &context).unwrap_or_else(|why| fail(&why));
+    let cuda = find(&CUDA, &context).unwrap_or_else(|why| fail(&why));
     // Both at once: rustc takes longer than all the rest.
-    let nccl_stub = start_stub(&NCCL, &nccl, &context)?;
-    let cuda_stub = start_stub(&CUDA, &cuda, &context)?;
+    let nccl_stub = start_stub(&NCCL, &nccl, &context);
+    let cuda_stub = start_stub(&CUDA, &cuda, &context);
 
-    let mut report = format!("target: {}\nbinding: linked\n", context.triple);
-    let mut folders = Vec::new();
-    let mut stub_folders = Vec::new();
-    let mut missing = Vec::new();
-    println!(
-        "cargo::rustc-link-search=native={}",
-        out.join("link").display()
-    );
-    for (library, search, stub) in [(&NCCL, &nccl, nccl_stub), (&CUDA, &cuda, cuda_stub)] {
-        describe(library, search, &mut report);
-        let mut file = search.found.as_ref().map(|found| found.file.clone());
-        if let Some(stub) = stub {
-            let (stub_file, made) = stub.finish();
-            report += &match &made {
-                Ok(()) => format!("  import stub: {}\n", stub_file.display()),
-                Err(why) => format!("  no import stub could be made: {why}\n"),
-            };
-            if let Err(why) = made {
-                println!(
-                    "cargo::warning=no import stub for {}: {why}",
-                    library.soname
-                );
-            } else {
-                missing.push(library.soname);
-                stub_folders.push(parent(&stub_file).to_path_buf());
-                file = file.or(Some(stub_file));
-            }
-        } else if let Some(found) = &search.found {
-            folders.extend(run_folder(library, found, out)?);
-        }
-        if let Some(file) = file {
-            let named = search.found.as_ref().is_none_or(|found| found.named);
-            link(library, &file, named, out)?;
-        }
-        rerun_if_changed(search);
-    }
+    tell("rustc-link-search=native", text(&out.join("link")));
+    let mut outcome = Outcome::default();
+    conclude(&NCCL, &nccl, nccl_stub, &context, &mut outcome);
+    conclude(&CUDA, &cuda, cuda_stub, &context, &mut outcome);
     if let Some(found) = &nccl.found {
-        describe_header(found, &mut report);
+        describe_header(found, &mut outcome.report);
     }
-    if !missing.is_empty() {
-        let names = missing.join(" and ");
-        println!("cargo::warning={names} not found: an import stub stands in, whose calls fail");
+    if !outcome.missing.is_empty() {
+        let sentence = "not found: an import stub stands in, whose calls fail";
+        tell("warning", &format!("{} {sentence}", outcome.missing));
         // The loader asks these before its own cache: what is real must come before a stub.
-        let places = system_folders(root, &context.arch).into_iter();
-        folders.extend(places.filter(|folder| !is_stubs(folder)));
-        folders.append(&mut stub_folders);
+        for folder in &system_folders(context.root, &context.arch) {
+            if !is_stubs(folder) {
+                append(&mut outcome.folders, ":", text(folder));
+            }
+        }
+        append(&mut outcome.folders, ":", &outcome.stub_folders);
     }
-    let folders: Vec<&str> = folders
-        .iter()
-        .filter_map(|folder| folder.to_str())
-        .collect();
-    let mut joined = folders.join(":");
-    if joined.is_empty() {
+    if outcome.folders.is_empty() {
         // To the loader, an empty list is the working directory. The program's own is harmless.
-        joined += "$ORIGIN";
+        outcome.folders += "$ORIGIN";
     }
-    for argument in ["-Xlinker", "-rpath", "-Xlinker", &joined] {
-        println!("cargo::rustc-link-arg={argument}");
+    let (folders, report) = (&*outcome.folders, &*outcome.report);
+    for argument in &["-Xlinker", "-rpath", "-Xlinker", folders] {
+        tell("rustc-link-arg", argument);
     }
-    println!("cargo::metadata=RPATH={joined}");
-    report += &format!("run-time folders: {joined}\n");
-    write(&report_file, &report)
+    tell("metadata=RPATH", folders);
+    let triple = &context.triple;
+    write(
+        &report_file,
+        &format!("target: {triple}\nbinding: linked\n{report}run-time folders: {folders}\n"),
+    );
+}
+
+/// One of cargo's lines.
+fn tell(key: &str, value: &str) {
+    println!("cargo::{key}={value}");
+}
+
+fn fail(message: &str) -> ! {
+    for line in message.split('\n') {
+        tell("error", line);
+    }
+    exit(1)
+}
+
+/// A variable that cargo sets.
+fn setting(name: &str) -> String {
+    match env::var(name) {
+        Ok(value) => value,
+        Err(error) => fail(&format!("{name}: {error}")),
+    }
+}
+
+fn append(list: &mut String, separator: &str, item: &str) {
+    if !list.is_empty() && !item.is_empty() {
+        *list += separator;
+    }
+    *list += item;
 }
 
 // ---- Where to look ----
 
 /// The two names of the library's variable, in the order in which they count.
 pub(crate) fn variable_names(library: &Library, triple: &str) -> [String; 2] {
-    let plain = library.variable.to_string();
-    [
-        format!("{triple}_{plain}")
-            .to_uppercase()
-            .replace(['-', '.'], "_"),
-        plain,
-    ]
+    let mut own = String::new();
+    for part in triple.split('-') {
+        for piece in part.split('.') {
+            append(&mut own, "_", piece);
+        }
+    }
+    let plain = library.variable;
+    [format!("{own}_{plain}").to_uppercase(), plain.to_string()]
 }
 
 /// The folders of an installation that may hold a library; stubs come last.
@@ -283,6 +288,7 @@ pub(crate) fn system_folders(root: &Path, arch: &str) -> Vec<PathBuf> {
 }
 
 fn fill_in(base: &Path, table: &[&str], arch: &str) -> Vec<PathBuf> {
+    let multiarch = format!("{arch}-linux-gnu");
     // Arm servers and Arm boards have different names.
     let cuda_names: &[&str] = match arch {
         "x86_64" => &["x86_64-linux"],
@@ -291,15 +297,22 @@ fn fill_in(base: &Path, table: &[&str], arch: &str) -> Vec<PathBuf> {
     };
     let mut folders = Vec::new();
     for entry in table {
-        let entry = entry.replace("{multiarch}", &format!("{arch}-linux-gnu"));
         for name in cuda_names {
-            // Without a slash at the end.
-            let folder = base
-                .join(entry.replace("{cuda}", name))
-                .components()
-                .collect();
-            if !folders.contains(&folder) {
-                folders.push(folder);
+            let mut folder = base.to_path_buf();
+            let mut by_name = false;
+            for part in entry.split('/') {
+                by_name |= part == "{cuda}";
+                match part {
+                    // Without a slash at the end.
+                    "" => {}
+                    "{multiarch}" => folder.push(&*multiarch),
+                    "{cuda}" => folder.push(*name),
+                    part => folder.push(part),
+                }
+            }
+            folders.push(folder);
+            if !by_name {
+                break;
             }
         }
     }
@@ -309,24 +322,18 @@ fn fill_in(base: &Path, table: &[&str], arch: &str) -> Vec<PathBuf> {
 /// Looks below the library's variable, then in the system.
 pub(crate) fn find(library: &Library, context: &Context) -> Result<Search, String> {
     let mut search = Search::default();
-    // Taken only where nothing better is found.
-    let mut stub = None;
     if let Some((name, home)) = home(library, context)? {
-        let mut below = false;
-        for folder in installation_folders(&home, &context.arch) {
-            if let Some((file, named)) = look_into(&folder, library, context, &mut search) {
-                let found = Found::new(file, Source::Variable(name.clone()), named);
-                if library.strict || !found.toolkit_stub {
-                    search.watch.clear();
-                    search.found = Some(found);
-                    return Ok(search);
-                }
-                stub = stub.or(Some(found));
+        let source = Source::Variable(name.clone());
+        for folder in &installation_folders(&home, &context.arch) {
+            look_into(folder, &source, library, context, &mut search);
+            if search.found.is_some() && library.strict || has_real(&search) {
+                search.watch.clear();
+                return Ok(search);
             }
             // A watched folder is walked on each build: the home only where it has no other.
-            if folder.is_dir() && (folder != home || !below) {
-                below = true;
-                search.watch.push(folder);
+            let is_home = folder.as_os_str() == home.as_os_str();
+            if folder.is_dir() && (!is_home || search.watch.is_empty()) {
+                search.watch.push(folder.clone());
             }
         }
         if library.strict {
@@ -334,56 +341,44 @@ pub(crate) fn find(library: &Library, context: &Context) -> Result<Search, Strin
         }
     }
     let cache = context.root.join("etc/ld.so.cache");
-    for file in cached_files(&fs::read(&cache).unwrap_or_default(), library.soname) {
-        let file = context.root.join(file.trim_start_matches('/'));
-        match check(&file, library, context) {
-            Ok(named) => {
-                let found = Found::new(file, Source::LoaderCache, named);
-                if !found.toolkit_stub && search.found.is_none() {
-                    search.found = Some(found);
-                }
-            }
-            Err(why) => search.tried.push((file, why)),
+    if let Ok(bytes) = fs::read(&*cache) {
+        for file in &cached_files(&bytes, library.soname) {
+            let file = context.root.join(file.strip_prefix("/").unwrap_or(file));
+            examine(file, &Source::LoaderCache, library, context, &mut search);
         }
-    }
-    if cache.exists() {
         search.watch.push(cache);
     }
-    for folder in system_folders(context.root, &context.arch) {
-        if search.found.is_some() {
+    for folder in &system_folders(context.root, &context.arch) {
+        if has_real(&search) {
             break;
         }
-        if let Some((file, named)) = look_into(&folder, library, context, &mut search) {
-            let found = Found::new(file, Source::SystemPlace, named);
-            if found.toolkit_stub {
-                stub = stub.or(Some(found));
-            } else {
-                search.found = Some(found);
-            }
-        }
+        look_into(folder, &Source::SystemPlace, library, context, &mut search);
     }
-    search.found = search.found.or(stub);
     Ok(search)
+}
+
+fn has_real(search: &Search) -> bool {
+    matches!(&search.found, Some(found) if !found.toolkit_stub)
 }
 
 /// The variable that is set, and the folder that it names.
 fn home(library: &Library, context: &Context) -> Result<Option<(String, PathBuf)>, String> {
-    for name in variable_names(library, &context.triple) {
-        let value = PathBuf::from((context.variable)(&name).unwrap_or_default());
+    for name in &variable_names(library, &context.triple) {
+        let value = (context.variable)(name).unwrap_or_default();
+        let value = Path::new(&value);
         if value.as_os_str().is_empty() {
             continue;
         }
-        let why = match fs::metadata(&value) {
+        let why = match fs::metadata(value) {
             _ if value.is_relative() => {
                 "a relative path: cargo runs this script in a folder of its own, so give the full path"
                     .to_string()
             }
             Ok(metadata) if metadata.is_dir() => {
-                return Ok(Some((name, carried(library, &value, context)?)));
+                return Ok(Some((name.clone(), carried(library, value, context))));
             }
             Ok(_) => format!("a file: name the folder that holds {}", library.soname),
-            Err(error) if error.kind() == ErrorKind::NotFound => "which does not exist".into(),
-            Err(error) => format!("which cannot be read: {error}"),
+            Err(error) => format!("which {}", reason(&error)),
         };
         return Err(format!("{name} is {}, {why}", value.display()));
     }
@@ -391,74 +386,85 @@ fn home(library: &Library, context: &Context) -> Result<Option<(String, PathBuf)
 }
 
 /// `home`, through a link where cargo's lines or a list of run-time folders cannot carry it.
-fn carried(library: &Library, home: &Path, context: &Context) -> Result<PathBuf, String> {
+fn carried(library: &Library, home: &Path, context: &Context) -> PathBuf {
     // Without a slash at the end.
-    let home: PathBuf = home.components().collect();
-    let awkward = |byte: &u8| b"\n\r,:$".contains(byte);
-    if home
-        .to_str()
-        .is_some_and(|text| !text.as_bytes().iter().any(awkward))
-    {
-        return Ok(home);
+    let home = home.components().as_path();
+    let mut awkward = home.to_str().is_none();
+    for byte in home.as_os_str().as_encoded_bytes() {
+        awkward |= matches!(byte, b'\n' | b'\r' | b',' | b':' | b'$');
+    }
+    if !awkward {
+        return home.to_path_buf();
     }
     let link = context.out.join("home").join(library.name);
-    make_link(&home, &link)?;
-    Ok(link)
+    make_link(home, &link);
+    link
 }
 
 fn nothing_below(library: &Library, name: &str, home: &Path, search: &Search) -> String {
-    let (soname, home) = (library.soname, home.display());
-    let mut message = format!("{name} is {home}, where no usable {soname} was found:\n");
-    for (place, why) in &search.tried {
-        message += &format!("  {} {why}\n", place.display());
-    }
-    message
-        + &format!("let {name} name the folder of {soname} or the one above its lib, or unset it")
+    let (soname, home, tried) = (library.soname, home.display(), &search.tried);
+    format!(
+        "{name} is {home}, where no usable {soname} was found:\n{tried}set {name} to the folder \
+         that holds {soname}, or to the one above its lib; or unset it"
+    )
 }
 
-/// The library in `folder`, and whether it has a soname; otherwise notes what is wrong.
+/// Takes the library in `folder`, or notes what is wrong.
 ///
 /// A bad file under the soname is not passed over for its neighbour: the loader would take it.
 fn look_into(
     folder: &Path,
+    source: &Source,
     library: &Library,
     context: &Context,
     search: &mut Search,
-) -> Option<(PathBuf, bool)> {
-    for name in [library.soname, library.link_name] {
+) {
+    let mut why = String::new();
+    for name in &[library.soname, library.link_name] {
         let file = folder.join(name);
-        if fs::symlink_metadata(&file).is_ok() {
-            match check(&file, library, context) {
-                Ok(named) => return Some((file, named)),
-                Err(why) => search.tried.push((file, why)),
+        match fs::symlink_metadata(&file) {
+            Ok(_) => return examine(file, source, library, context, search),
+            Err(error) if error.kind() == ErrorKind::NotFound && folder.is_dir() => {
+                why = format!("has no {}", library.soname);
             }
-            return None;
+            Err(error) => why = reason(&error),
         }
     }
-    let why = match fs::read_dir(folder) {
-        Ok(_) => format!("has no {}", library.soname),
-        Err(error) if error.kind() == ErrorKind::NotFound => "does not exist".into(),
-        Err(error) => format!("cannot be read: {error}"),
-    };
-    search.tried.push((folder.to_path_buf(), why));
-    None
+    search.tried += &format!("  {} {why}\n", folder.display());
 }
 
-impl Found {
-    fn new(file: PathBuf, source: Source, named: bool) -> Found {
-        let real = file.canonicalize().unwrap_or_default();
-        let toolkit_stub = is_stubs(parent(&file)) || is_stubs(parent(&real));
-        Found {
+/// Takes a file, unless there is one as good, or notes what is wrong.
+fn examine(
+    file: PathBuf,
+    source: &Source,
+    library: &Library,
+    context: &Context,
+    search: &mut Search,
+) {
+    let named = match check(&file, library, context) {
+        Ok(named) => named,
+        Err(why) => {
+            search.tried += &format!("  {} {why}\n", file.display());
+            return;
+        }
+    };
+    let toolkit_stub = is_stubs(parent(&file))
+        || matches!(file.canonicalize(), Ok(real) if is_stubs(parent(&real)));
+    // The loader would take a stub that its cache has, but no program gets far with it.
+    let passed_over = toolkit_stub && matches!(source, Source::LoaderCache);
+    let better = search.found.is_none() || !toolkit_stub && !has_real(search);
+    if better && !passed_over {
+        search.found = Some(Found {
             file,
-            source,
+            source: source.clone(),
             toolkit_stub,
             named,
-        }
+        });
     }
 }
 
 fn is_stubs(folder: &Path) -> bool {
-    folder.file_name() == Some(OsStr::new("stubs"))
+    folder.ends_with("stubs")
 }
 
 fn parent(file: &Path) -> &Path {
@@ -466,25 +472,22 @@ fn parent(file: &Path) -> &Path {
 }
 
 /// The files that the dynamic loader's cache has under this name, the preferred one first.
-pub(crate) fn cached_files(cache: &[u8], soname: &str) -> Vec<String> {
+pub(crate) fn cached_files<'a>(cache: &'a [u8], soname: &str) -> Vec<&'a str> {
     let magic = b"glibc-ld.so.cache1.1";
     let (header, entry_size) = (48, 24);
     // Older systems keep another table in front. Offsets count from where this one starts.
-    let start = cache
-        .windows(magic.len())
-        .position(|window| window == magic);
-    let cache = &cache[start.unwrap_or(cache.len())..];
-    let text = |at: usize| text_at(cache, number(cache, at, 4)? as usize);
-    let count = number(cache, magic.len(), 4).unwrap_or(0) as usize;
+    let start = position(cache, magic).unwrap_or(cache.len());
+    let cache = &cache[start..];
+    let count = number(cache, magic.len(), 4) as usize;
     let mut files = Vec::new();
-    for index in 0..count {
-        let entry = header + index * entry_size;
-        let (Some(name), Some(file)) = (text(entry + 4), text(entry + 8)) else {
-            break;
-        };
-        if name == soname {
-            files.push(file.to_string());
+    let mut entry = header;
+    while entry < header + count * entry_size && entry + entry_size <= cache.len() {
+        let name = text_at(cache, number(cache, entry + 4, 4));
+        let file = text_at(cache, number(cache, entry + 8, 4));
+        if name == soname && !file.is_empty() {
+            files.push(file);
         }
+        entry += entry_size;
     }
     files
 }
@@ -493,14 +496,17 @@ pub(crate) fn cached_files(cache: &[u8], soname: &str) -> Vec<String> {
 
 /// Whether `file` can be linked for the target, and if so, whether it has a soname.
 pub(crate) fn check(file: &Path, library: &Library, context: &Context) -> Result<bool, String> {
-    let triple = &context.triple;
-    let unreadable = |error: std::io::Error| format!("cannot be read: {error}");
-    let metadata = fs::metadata(file).map_err(|error| match fs::read_link(file) {
-        Ok(to) if error.kind() == ErrorKind::NotFound => {
-            format!("is a dangling link to {}", to.display())
+    let metadata = match fs::metadata(file) {
+        Ok(metadata) => metadata,
+        Err(error) => {
+            return Err(match fs::read_link(file) {
+                Ok(to) if error.kind() == ErrorKind::NotFound => {
+                    format!("is a dangling link to {}", to.display())
+                }
+                _ => reason(&error),
+            });
         }
-        _ => unreadable(error),
-    })?;
+    };
     if metadata.is_dir() {
         return Err("is a directory, not a library".into());
     }
@@ -508,24 +514,29 @@ pub(crate) fn check(file: &Path, library: &Library, context: &Context) -> Result
         return Err("is not a regular file".into());
     }
     let length = metadata.len();
-    let mut file = File::open(file).map_err(unreadable)?;
-    let mut read = |at: u64, count: u64| {
-        let mut bytes = Vec::new();
-        file.seek(SeekFrom::Start(at)).map_err(unreadable)?;
-        (&mut file)
-            .take(count)
-            .read_to_end(&mut bytes)
-            .map_err(unreadable)?;
-        Ok::<_, String>(bytes)
+    let file = match File::open(file) {
+        Ok(file) => file,
+        Err(error) => return Err(reason(&error)),
     };
-    let truncated = |end: u64| format!("is truncated: {length} bytes, of {end} or more");
+    let read = |at: u64, count: u64| -> Result<Vec<u8>, String> {
+        let mut bytes = vec![0; count.min(length.saturating_sub(at)) as usize];
+        match file.read_exact_at(&mut bytes, at) {
+            Ok(()) => Ok(bytes),
+            Err(error) => Err(reason(&error)),
+        }
+    };
+    let truncated = |end: u64| Err(format!("is truncated: {length} bytes, of {end} or more"));
 
     let head = read(0, 4096)?;
     if !head.starts_with(b"\x7fELF") {
-        return Err(what_else(&head));
+        return Err(what_else(&head).into());
     }
-    let field = |at: usize, size: usize| number(&head, at, size).ok_or_else(|| truncated(64));
-    let kind = match (field(4, 1)?, field(5, 1)?) {
+    if length < 64 {
+        return truncated(64);
+    }
+    let field = |at: usize, size: usize| number(&head, at, size);
+    let triple = &context.triple;
+    let kind = match (field(4, 1), field(5, 1)) {
         (2, 1) => "",
         (1, _) => "32-bit",
         _ => "big-endian",
@@ -533,7 +544,7 @@ pub(crate) fn check(file: &Path, library: &Library, context: &Context) -> Result
     if !kind.is_empty() {
         return Err(format!("is a {kind} library, which {triple} cannot use"));
     }
-    let machine = match field(18, 2)? {
+    let machine = match field(18, 2) {
         62 => "x86_64",
         183 => "aarch64",
         21 => "powerpc64",
@@ -545,359 +556,383 @@ pub(crate) fn check(file: &Path, library: &Library, context: &Context) -> Result
             "is built for {machine}, but the target is {triple}"
         ));
     }
-    if field(16, 2)? != 3 {
+    if field(16, 2) != 3 {
         return Err("is an ELF file, but not a shared library".into());
     }
     // The section table ends the file: a copy that was cut short anywhere lacks it.
-    let end = field(40, 8)?.saturating_add(field(58, 2)? * field(60, 2)?);
+    let end = field(40, 8).saturating_add(field(58, 2) * field(60, 2));
     if end > length {
-        return Err(truncated(end));
+        return truncated(end);
     }
 
     // The soname: program headers, the dynamic section among them, its string table.
-    let segments = read(field(32, 8)?, field(56, 2)? * 56)?;
-    let segment = |kind: u64, address: Option<u64>| {
-        segments.chunks_exact(56).find_map(|segment| {
-            let [offset, start, size] = [8, 16, 32].map(|at| number(segment, at, 8).unwrap_or(0));
-            let here = address.is_none_or(|address| address.wrapping_sub(start) < size);
-            (number(segment, 0, 4) == Some(kind) && here).then_some((offset, start, size))
-        })
-    };
-    let Some((offset, _, size)) = segment(2, None) else {
+    let segments = read(field(32, 8), field(56, 2) * 56)?;
+    let mut dynamic = Vec::new();
+    for segment in segments.chunks_exact(56) {
+        if number(segment, 0, 4) == 2 {
+            dynamic = read(number(segment, 8, 8), number(segment, 32, 8))?;
+        }
+    }
+    if dynamic.is_empty() {
         return Err("has no dynamic section".into());
-    };
-    let dynamic = read(offset, size)?;
-    let entry = |tag: u64| {
-        let entry = dynamic
-            .chunks_exact(16)
-            .find(|entry| number(entry, 0, 8) == Some(tag))?;
-        number(entry, 8, 8)
-    };
-    let (Some(strings), Some(name)) = (entry(5), entry(14)) else {
+    }
+    let (mut strings, mut name) = (None, None);
+    for entry in dynamic.chunks_exact(16) {
+        match number(entry, 0, 8) {
+            5 => strings = Some(number(entry, 8, 8)),
+            14 => name = Some(number(entry, 8, 8)),
+            _ => {}
+        }
+    }
+    let (Some(strings), Some(name)) = (strings, name) else {
         return Ok(false);
     };
-    let Some((offset, start, _)) = segment(1, Some(strings)) else {
-        return Err("has a dynamic section without names".into());
-    };
-    let bytes = read(
-        (strings - start)
-            .saturating_add(offset)
-            .saturating_add(name),
-        256,
-    )?;
-    match text_at(&bytes, 0) {
-        Some(name) if name == library.soname => Ok(true),
-        name => Err(format!(
-            "calls itself {}, and programs would ask for that",
-            name.unwrap_or("nothing that can be read")
-        )),
-    }
-}
-
-fn what_else(head: &[u8]) -> String {
-    match std::str::from_utf8(head) {
-        Ok("") => "is empty".into(),
-        Ok(text) if text.contains("GROUP") || text.contains("INPUT") => {
-            "is a text file, a linker script: name the folder of the library it leads to".into()
+    for segment in segments.chunks_exact(56) {
+        let inside = strings.wrapping_sub(number(segment, 16, 8));
+        if number(segment, 0, 4) == 1 && inside < number(segment, 32, 8) {
+            let at = number(segment, 8, 8).saturating_add(inside);
+            let bytes = read(at.saturating_add(name), 256)?;
+            let name = text_at(&bytes, 0);
+            if name == library.soname {
+                return Ok(true);
+            }
+            return Err(format!(
+                "calls itself {}, and programs would ask for that",
+                if name.is_empty() {
+                    "nothing that can be read"
+                } else {
+                    name
+                }
+            ));
         }
-        Ok(text) if !text.contains('\0') => "is a text file, not a library".into(),
-        _ => "is not an ELF file".into(),
+    }
+    Err("has a dynamic section without names".into())
+}
+
+fn what_else(head: &[u8]) -> &'static str {
+    let has = |part: &[u8]| position(head, part).is_some();
+    if head.is_empty() {
+        "is empty"
+    } else if std::str::from_utf8(head).is_err() || has(b"\0") {
+        "is not an ELF file"
+    } else if has(b"GROUP") || has(b"INPUT") {
+        "is a text file, a linker script: name the folder of the library it leads to"
+    } else {
+        "is a text file, not a library"
     }
 }
 
-/// The little-endian number of up to eight bytes at an offset.
-fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
-    let mut number = [0; 8];
-    number[..size].copy_from_slice(bytes.get(at..at.checked_add(size)?)?);
-    Some(u64::from_le_bytes(number))
+/// Where `part` first is.
+fn position(bytes: &[u8], part: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    while !bytes[at..].starts_with(part) {
+        if at == bytes.len() {
+            return None;
+        }
+        at += 1;
+    }
+    Some(at)
 }
 
-/// The text at an offset, up to the zero byte.
-fn text_at(bytes: &[u8], at: usize) -> Option<&str> {
-    let bytes = bytes.get(at..)?;
-    let end = bytes.iter().position(|byte| *byte == 0)?;
-    std::str::from_utf8(&bytes[..end]).ok()
+/// The little-endian number of up to eight bytes at an offset; 0 beyond the end.
+fn number(bytes: &[u8], at: usize, size: usize) -> u64 {
+    let mut number = [0; 8];
+    if let Some(bytes) = bytes.get(at..at + size) {
+        number[..size].copy_from_slice(bytes);
+    }
+    u64::from_le_bytes(number)
+}
+
+/// The text at an offset, up to the zero byte; empty where there is none.
+fn text_at(bytes: &[u8], at: u64) -> &str {
+    let bytes = bytes.get(at as usize..).unwrap_or_default();
+    let end = position(bytes, b"\0").unwrap_or(0);
+    utf8(&bytes[..end])
 }
 
 /// The `nccl.h` that was installed with the library in this folder.
 pub(crate) fn header_of(folder: &Path) -> Option<PathBuf> {
-    let headers = folder
-        .ancestors()
-        .take(3)
-        .map(|folder| folder.join("include/nccl.h"));
-    headers.into_iter().find(|header| header.is_file())
+    for folder in folder.ancestors().take(3) {
+        let header = folder.join("include/nccl.h");
+        if header.is_file() {
+            return Some(header);
+        }
+    }
+    None
 }
 
 /// The version that a `nccl.h` states.
 pub(crate) fn header_version(text: &str) -> Option<String> {
-    let value = |name: &str| {
-        for line in text.lines() {
-            let mut words = line.split_whitespace();
-            if words.next() == Some("#define") && words.next() == Some(name) {
-                return words.next()?.parse::<u32>().ok();
+    let mut version = String::new();
+    for name in &["NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH"] {
+        append(&mut version, ".", defined_number(text, name)?);
+    }
+    Some(version)
+}
+
+fn defined_number<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    for line in text.split('\n') {
+        let rest = line.strip_prefix("#define").unwrap_or_default();
+        if let Some(value) = rest.trim_ascii().strip_prefix(name) {
+            let value = value.trim_ascii();
+            let mut end = 0;
+            while end < value.len() && value.as_bytes()[end].is_ascii_digit() {
+                end += 1;
+            }
+            if end > 0 {
+                return Some(&value[..end]);
             }
         }
-        None
-    };
-    let [major, minor, patch] = ["NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH"].map(value);
-    Some(format!("{}.{}.{}", major?, minor?, patch?))
+    }
+    None
 }
 
 // ---- Import stubs ----
 
-/// What a stub function gives back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answer {
-    Code,
-    Pointer,
-    Nothing,
-}
-
-/// The functions that a source file declares by `pub fn NAME(..) -> TYPE;`.
-pub(crate) fn declared_functions(source: &str, prefix: &str) -> Vec<(String, Answer)> {
-    let mut code = String::new();
-    for line in source
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.starts_with("//"))
-    {
-        code += line;
-        code += " ";
-    }
-    let mut functions = Vec::new();
-    for piece in code.split("pub fn ").skip(1) {
-        let Some((name, rest)) = piece.split_once('(') else {
-            continue;
-        };
-        // Parameters may hold parentheses and semicolons of their own.
-        let mut depth = 1;
-        let end = rest.find(|letter: char| {
-            depth += i32::from(letter == '(') - i32::from(letter == ')');
-            depth == 0
-        });
-        let tail = end.map_or("{", |end| rest[end + 1..].trim_start());
-        let Some((kind, _)) = tail.split_once(';').filter(|(kind, _)| !kind.contains('{')) else {
-            continue;
-        };
-        if name.starts_with(prefix) {
-            let answer = match kind.strip_prefix("->").map(str::trim) {
-                None => Answer::Nothing,
-                Some(kind) if kind.starts_with('*') => Answer::Pointer,
-                Some(_) => Answer::Code,
-            };
-            functions.push((name.to_string(), answer));
-        }
-    }
-    functions
-}
-
-/// A library, in Rust, with these functions, each of which fails.
-pub(crate) fn stub_source(library: &Library, functions: &[(String, Answer)]) -> String {
-    let mut source = String::from(
-        "#![no_std]\n#[panic_handler]\nfn panic(_: &core::panic::PanicInfo) -> ! { loop {} }\n",
+/// A library, in Rust, of the functions that a source file declares by `pub fn NAME(..) -> TYPE;`.
+/// All fail, but for those that tell why. Empty where there is none.
+pub(crate) fn stub_source(library: &Library, declarations: &str) -> String {
+    let (soname, advice) = (library.soname, library.stub_advice);
+    let reason = format!(
+        "c\"this is an import stub: no {soname} was found when the program was built, nor now; \
+         {advice}\".as_ptr().cast()"
     );
-    for (name, answer) in functions {
-        let (kind, value) = match (name.as_str(), answer) {
-            ("ncclGetErrorString", _) => ("*const u8", STUB_ERROR),
-            ("ncclGetLastError", _) => ("*const u8", STUB_REASON),
-            (_, Answer::Code) => ("i32", library.stub_code),
-            (_, Answer::Pointer) => ("*const u8", "core::ptr::null()"),
-            (_, Answer::Nothing) => ("()", "()"),
-        };
-        source +=
-            &format!("#[unsafe(no_mangle)] extern \"C\" fn {name}() -> {kind} {{ {value} }}\n");
-    }
-    source
-}
-
-const STUB_ERROR: &str = r#"c"there is no NCCL, only an import stub".as_ptr().cast()"#;
-const STUB_REASON: &str = r#"c"this is the import stub that was made because no libnccl.so.2 was \
-    found when the program was built, and all that it does is fail. Put the folder of a real \
-    libnccl.so.2 on LD_LIBRARY_PATH, or set NCCL_HOME and build again".as_ptr().cast()"#;
-
-/// A stub in the making.
-struct Stub<'a> {
-    library: &'static Library,
-    triple: &'a str,
-    source: PathBuf,
-    file: PathBuf,
-    child: std::io::Result<std::process::Child>,
-}
-
-/// Starts to make a stub, unless a real file serves at run time.
-fn start_stub<'a>(
-    library: &'static Library,
-    search: &Search,
-    context: &'a Context,
-) -> Result<Option<Stub<'a>>, String> {
-    if search
-        .found
-        .as_ref()
-        .is_some_and(|found| !found.toolkit_stub)
-    {
-        return Ok(None);
-    }
-    println!("cargo::rerun-if-changed={}", library.declarations);
-    let text = fs::read_to_string(library.declarations)
-        .map_err(|error| format!("{} cannot be read: {error}", library.declarations))?;
-    let functions = declared_functions(&text, library.prefix);
-    if functions.is_empty() {
-        return Err(format!(
-            "{} declares no function: what would a stub have?",
-            library.declarations
-        ));
-    }
-    let source = context.out.join(format!("{}_stub.rs", library.name));
-    write(&source, &stub_source(library, &functions))?;
-    let file = context
-        .out
-        .join("run")
-        .join(library.name)
-        .join(library.soname);
-    make_folder(parent(&file))?;
-
-    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
-    let mut arguments = linker_arguments(env::var("RUSTC_LINKER").ok().as_deref(), &flags);
-    arguments.push("-Clink-arg=-nostdlib".into());
-    arguments.push(format!("-Clink-arg=-Wl,-soname,{}", library.soname));
-    let child = rustc(&context.triple, &source, &file, &arguments).spawn();
-    Ok(Some(Stub {
-        library,
-        triple: &context.triple,
-        source,
-        file,
-        child,
-    }))
-}
-
-impl Stub<'_> {
-    /// Waits for it. Where the project's linker could not do it, the one that rustc brings may.
-    fn finish(self) -> (PathBuf, Result<(), String>) {
-        let output = match self.child.and_then(|child| child.wait_with_output()) {
-            Ok(output) if output.status.success() => return (self.file, Ok(())),
-            Ok(output) => output,
-            Err(error) => return (self.file, Err(format!("rustc cannot be run: {error}"))),
-        };
-        let soname = format!("-Clink-arg=-soname={}", self.library.soname);
-        let own = [
-            "-Clinker=rust-lld".into(),
-            "-Clinker-flavor=ld.lld".into(),
-            soname,
-        ];
-        let second = rustc(self.triple, &self.source, &self.file, &own).output();
-        if second.is_ok_and(|output| output.status.success()) {
-            return (self.file, Ok(()));
+    let answer = format!("match text {{ Some(text) => {{ *text = {reason}; 0 }} None => 34 }}");
+    let mut functions = String::new();
+    // Of the declaration that is being read.
+    let mut name = "";
+    for line in declarations.split('\n') {
+        let line = line.trim_ascii();
+        if line.starts_with("//") {
+            continue;
         }
-        let text = String::from_utf8_lossy(&output.stderr);
-        let line = text
-            .lines()
-            .find(|line| line.starts_with("error"))
-            .unwrap_or("rustc failed");
-        (self.file, Err(line.to_string()))
+        if let Some(rest) = line.strip_prefix("pub fn ") {
+            name = &rest[..position(rest.as_bytes(), b"(").unwrap_or(0)];
+        }
+        if position(line.as_bytes(), b"{").is_some() {
+            // Not a declaration, but a function with a body.
+            name = "";
+        }
+        if !line.ends_with(';') || !name.starts_with(library.prefix) {
+            continue;
+        }
+        // What comes after the parameters.
+        let mut tail = line;
+        while let Some(at) = position(tail.as_bytes(), b")") {
+            tail = &tail[at + 1..];
+        }
+        let (parameters, kind, value) = match name {
+            "ncclGetErrorString" => ("", "*const u8", &*reason),
+            "ncclGetLastError" => ("", "*const u8", "c\"\".as_ptr().cast()"),
+            "cuGetErrorString" => ("_: i32, text: Option<&mut *const u8>", "i32", &*answer),
+            _ if tail == ";" => ("", "()", "()"),
+            _ if position(tail.as_bytes(), b"*").is_some() => {
+                ("", "*const u8", "core::ptr::null()")
+            }
+            _ => ("", "i32", library.stub_code),
+        };
+        functions += &format!(
+            "#[unsafe(no_mangle)] extern \"C\" fn {name}({parameters}) -> {kind} {{ {value} }}\n"
+        );
+        name = "";
+    }
+    if functions.is_empty() {
+        functions
+    } else {
+        format!("{STUB_START}{functions}")
     }
 }
 
-fn rustc(triple: &str, source: &Path, file: &Path, arguments: &[String]) -> Command {
+const STUB_START: &str = "#![no_std]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! { loop {} }
+";
+
+/// Starts to make a stub, unless a real file serves at run time. The linker that rustc brings is
+/// quick, and knows every target.
+fn start_stub(library: &Library, search: &Search, context: &Context) -> Option<Child> {
+    if has_real(search) {
+        return None;
+    }
+    let declarations = library.declarations;
+    tell("rerun-if-changed", declarations);
+    let text = match fs::read_to_string(declarations) {
+        Ok(text) => text,
+        Err(error) => fail(&format!("{declarations} cannot be read: {error}")),
+    };
+    let source = stub_source(library, &text);
+    if source.is_empty() {
+        let question = "what would a stub have?";
+        fail(&format!("{declarations} declares no function: {question}"));
+    }
+    let file = stub_file(library, context);
+    make_folder(parent(&file));
+    write(&file.with_extension("rs"), &source);
+
+    let mut rustc = rustc(&file, context);
+    rustc.arg("-Clinker=rust-lld").arg("-Clinker-flavor=ld.lld");
+    rustc.arg(&*format!("-Clink-arg=-soname={}", library.soname));
+    rustc.stderr(Stdio::null()).spawn().ok()
+}
+
+fn stub_file(library: &Library, context: &Context) -> PathBuf {
+    let folder = context.out.join("run").join(library.name);
+    folder.join(library.soname)
+}
+
+/// Waits for a stub. Where rustc has no linker of its own, as in some distributions, the project's
+/// has to do.
+fn finish_stub(
+    started: Option<Child>,
+    file: &Path,
+    library: &Library,
+    context: &Context,
+) -> Result<(), String> {
+    if let Some(mut child) = started {
+        if matches!(child.wait(), Ok(status) if status.success()) {
+            return Ok(());
+        }
+    }
+    let mut rustc = rustc(file, context);
+    let linker = env::var("RUSTC_LINKER").unwrap_or_default();
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    choose_linker(&mut rustc, &linker, &flags);
+    rustc.arg("-Clink-arg=-nostdlib");
+    rustc.arg(&*format!("-Clink-arg=-Wl,-soname,{}", library.soname));
+    let output = match rustc.output() {
+        Ok(output) => output,
+        Err(error) => return Err(format!("rustc cannot be run: {error}")),
+    };
+    if output.status.success() {
+        return Ok(());
+    }
+    for line in utf8(&output.stderr).split('\n') {
+        if line.starts_with("error") {
+            return Err(line.to_string());
+        }
+    }
+    Err("rustc failed".to_string())
+}
+
+fn rustc(file: &Path, context: &Context) -> Command {
     let mut rustc = Command::new(env::var_os("RUSTC").unwrap_or("rustc".into()));
-    rustc.args([
-        "--edition=2024",
-        "--crate-type=cdylib",
-        "--crate-name=stub",
-        "--target",
-        triple,
-    ]);
-    rustc
-        .args(["-Cpanic=abort", "-Copt-level=1", "-Cstrip=symbols"])
-        .args(arguments);
-    rustc
-        .arg("-o")
-        .arg(file)
-        .arg(source)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    rustc.arg("--edition=2024").arg("--crate-name=stub");
+    rustc.arg("--crate-type=cdylib").arg("-Cpanic=abort");
+    rustc.arg("--target").arg(&*context.triple);
+    rustc.arg(&*file.with_extension("rs")).arg("-o").arg(file);
+    // Standard output is cargo's.
+    rustc.stdout(Stdio::null());
     rustc
 }
 
 /// The choice of a linker, from cargo's settings and the flags; other flags may not suit a stub.
-pub(crate) fn linker_arguments(linker: Option<&str>, encoded_flags: &str) -> Vec<String> {
-    let mut arguments = Vec::new();
-    if let Some(linker) = linker {
-        arguments.push(format!("-Clinker={linker}"));
+pub(crate) fn choose_linker(rustc: &mut Command, linker: &str, encoded_flags: &str) {
+    if !linker.is_empty() {
+        rustc.arg(&*format!("-Clinker={linker}"));
     }
     // One word or two, and the last one counts.
-    for flag in encoded_flags.replace("-C\x1f", "-C").split('\x1f') {
-        if flag.starts_with("-Clinker=") || flag.starts_with("-Clinker-flavor=") {
-            arguments.push(flag.to_string());
+    let mut before = "";
+    for word in encoded_flags.split('\x1f') {
+        let option = match before {
+            "-C" => word,
+            _ => word.strip_prefix("-C").unwrap_or_default(),
+        };
+        if option.starts_with("linker=") || option.starts_with("linker-flavor=") {
+            rustc.arg(&*format!("-C{option}"));
         }
+        before = word;
     }
-    arguments
 }
 
 // ---- What cargo is told ----
+
+/// Says what was found of one library, and links it or its stub.
+fn conclude(
+    library: &Library,
+    search: &Search,
+    stub: Option<Child>,
+    context: &Context,
+    outcome: &mut Outcome,
+) {
+    describe(library, search, &mut outcome.report);
+    if let Some(found) = &search.found {
+        link(library, &found.file, found.named, context.out);
+        if !found.toolkit_stub {
+            let folder = run_folder(library, found, context.out);
+            append(&mut outcome.folders, ":", text(&folder));
+            return;
+        }
+    }
+    let file = stub_file(library, context);
+    if let Err(why) = finish_stub(stub, &file, library, context) {
+        outcome.report += &format!("  no import stub could be made: {why}\n");
+        let what = format!("no import stub for {}: {why}", library.soname);
+        return tell("warning", &what);
+    }
+    outcome.report += &format!("  import stub: {}\n", text(&file));
+    append(&mut outcome.missing, " and ", library.soname);
+    append(&mut outcome.stub_folders, ":", text(parent(&file)));
+    if search.found.is_none() {
+        link(library, &file, true, context.out);
+    }
+}
 
 /// Links `file` under a file name that nothing else has.
 ///
 /// So no other folder on the linker's path comes between. And as cargo puts folders in `target`
 /// before the user's own `LD_LIBRARY_PATH`, the soname in there would hide the real library.
-fn link(library: &Library, file: &Path, named: bool, out: &Path) -> Result<(), String> {
+fn link(library: &Library, file: &Path, named: bool, out: &Path) {
     let own_name = format!("lib{}-link.so", library.name);
     let name = if named { &own_name } else { library.soname };
-    println!("cargo::rustc-link-lib=dylib:+verbatim={name}");
-    make_link(file, &out.join("link").join(name))
+    tell("rustc-link-lib=dylib:+verbatim", name);
+    make_link(file, &out.join("link").join(name));
 }
 
-/// The folder where the loader finds the library, if it has to be told.
-fn run_folder(library: &Library, found: &Found, out: &Path) -> Result<Option<PathBuf>, String> {
-    if found.source == Source::LoaderCache {
-        return Ok(None);
+/// The folder where the loader finds the library; empty if it need not be told.
+fn run_folder(library: &Library, found: &Found, out: &Path) -> PathBuf {
+    if matches!(found.source, Source::LoaderCache) {
+        return PathBuf::new();
     }
     if found.file.ends_with(library.soname) {
-        return Ok(Some(parent(&found.file).to_path_buf()));
+        return parent(&found.file).to_path_buf();
     }
     let folder = out.join("run").join(library.name);
-    make_link(&found.file, &folder.join(library.soname))?;
-    Ok(Some(folder))
+    make_link(&found.file, &folder.join(library.soname));
+    folder
 }
 
-/// Names what another search depends on, and nothing that does not exist: cargo would never rest.
-fn rerun_if_changed(search: &Search) {
+/// Reports what was found, and names what another search depends on: nothing that does not exist,
+/// or cargo would never rest.
+fn describe(library: &Library, search: &Search, report: &mut String) {
+    *report += library.soname;
     if let Some(found) = &search.found {
-        println!("cargo::rerun-if-changed={}", found.file.display());
+        let file = text(&found.file);
+        tell("rerun-if-changed", file);
+        tell(
+            "metadata",
+            &format!("{}={}", library.folder_key, text(parent(&found.file))),
+        );
+        let (why, name) = match &found.source {
+            Source::Variable(name) => ("by ", name.as_str()),
+            Source::LoaderCache => ("where the dynamic loader finds it", ""),
+            Source::SystemPlace => ("in a place that systems use", ""),
+        };
+        let stub = if found.toolkit_stub {
+            ", a toolkit's stub, to link with"
+        } else {
+            ""
+        };
+        *report += &format!(": {file} ({why}{name}{stub})\n");
+    } else {
+        *report += ": not found\n";
     }
+    *report += &search.tried;
     for path in &search.watch {
         // The system's own folders take long to walk, and the loader's cache tells of them.
-        if !path.starts_with("/usr/lib") && !path.starts_with("/lib") {
-            println!("cargo::rerun-if-changed={}", path.display());
+        let inside = format!("{}/", text(path));
+        if !inside.starts_with("/usr/lib/") && !inside.starts_with("/lib/") {
+            tell("rerun-if-changed", text(path));
         }
-    }
-}
-
-fn describe(library: &Library, search: &Search, report: &mut String) {
-    let soname = library.soname;
-    *report += &match &search.found {
-        None => format!("{soname}: not found\n"),
-        Some(found) => {
-            let file = found.file.display();
-            println!(
-                "cargo::metadata={}={}",
-                library.folder_key,
-                parent(&found.file).display()
-            );
-            let why = match &found.source {
-                Source::Variable(name) => format!("by {name}"),
-                Source::LoaderCache => "where the dynamic loader finds it".into(),
-                Source::SystemPlace => "in a place that systems use".into(),
-            };
-            let stub = if found.toolkit_stub {
-                ", a toolkit's stub, to link with"
-            } else {
-                ""
-            };
-            format!("{soname}: {file} ({why}{stub})\n")
-        }
-    };
-    for (place, why) in &search.tried {
-        *report += &format!("  {} {why}\n", place.display());
     }
 }
 
@@ -906,30 +941,51 @@ fn describe_header(found: &Found, report: &mut String) {
         *report += "nccl.h: none beside the library\n";
         return;
     };
-    println!("cargo::rerun-if-changed={}", header.display());
-    println!("cargo::metadata=INCLUDE_DIR={}", parent(&header).display());
-    let version = fs::read_to_string(&header)
-        .ok()
-        .and_then(|text| header_version(&text));
+    let contents = fs::read_to_string(&*header).unwrap_or_default();
+    tell("rerun-if-changed", text(&header));
+    tell("metadata=INCLUDE_DIR", text(parent(&header)));
+    let version = header_version(&contents);
     if let Some(version) = &version {
-        println!("cargo::metadata=VERSION={version}");
+        tell("metadata=VERSION", version);
     }
-    let version = version.unwrap_or("no version".into());
-    *report += &format!("nccl.h: {}, {version}\n", header.display());
+    let version = version.as_deref().unwrap_or("no version");
+    *report += &format!("nccl.h: {}, {version}\n", text(&header));
 }
 
 // ---- Files ----
 
-fn write(file: &Path, text: &str) -> Result<(), String> {
-    fs::write(file, text).map_err(|error| format!("{} cannot be written: {error}", file.display()))
+/// A path as cargo's lines need it; [`carried`] lets no other in.
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap_or_default()
 }
 
-fn make_folder(folder: &Path) -> Result<(), String> {
-    fs::create_dir_all(folder)
-        .map_err(|error| format!("{} cannot be made: {error}", folder.display()))
+fn utf8(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap_or_default()
 }
 
-fn make_link(to: &Path, link: &Path) -> Result<(), String> {
-    make_folder(parent(link))?;
-    symlink(to, link).map_err(|error| format!("{} cannot be made: {error}", link.display()))
+/// Why a file or a folder is of no use.
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::NotFound => "does not exist".into(),
+        _ => format!("cannot be read: {error}"),
+    }
+}
+
+fn write(file: &Path, text: &str) {
+    must(fs::write(file, text), file, "written");
+}
+
+fn make_folder(folder: &Path) {
+    must(fs::create_dir_all(folder), folder, "made");
+}
+
+fn make_link(to: &Path, link: &Path) {
+    make_folder(parent(link));
+    must(symlink(to, link), link, "made");
+}
+
+fn must(result: io::Result<()>, file: &Path, what: &str) {
+    if let Err(error) = result {
+        fail(&format!("{} cannot be {what}: {error}", file.display()));
+    }
 }

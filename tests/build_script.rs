@@ -11,11 +11,11 @@ use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use build_script::{
-    Answer, CUDA, Context, Found, Library, NCCL, Search, Source, cached_files, check,
-    declared_functions, find, header_of, header_version, installation_folders, linker_arguments,
-    stub_source, system_folders, variable_names,
+    CUDA, Context, Found, Library, NCCL, Search, Source, cached_files, check, choose_linker, find,
+    header_of, header_version, installation_folders, stub_source, system_folders, variable_names,
 };
 use tempfile::TempDir;
 
@@ -305,14 +305,14 @@ fn a_folder_beside_that_holds_nothing_or_another_machines_file_does_not_count() 
     machine.set("NCCL_HOME", machine.path("home"));
     let search = machine.find(&NCCL).unwrap();
     assert_eq!(search.found.unwrap().file, file);
-    let reasons: Vec<&str> = search.tried.iter().map(|(_, why)| why.as_str()).collect();
+    let home = machine.path("home").display().to_string();
     assert_eq!(
-        reasons,
-        [
-            "has no libnccl.so.2",
-            "is a 32-bit library, which x86_64-unknown-linux-gnu cannot use",
-            "does not exist",
-        ]
+        search.tried,
+        format!(
+            "  {home}/lib has no libnccl.so.2\n  {home}/lib64/libnccl.so.2 is a 32-bit library, \
+             which x86_64-unknown-linux-gnu cannot use\n  \
+             {home}/lib/x86_64-linux-gnu does not exist\n"
+        )
     );
 }
 
@@ -389,9 +389,10 @@ fn an_empty_installation_is_an_error_that_lists_every_path_and_is_never_passed_o
         expected.push(format!("  {home}/{folder} does not exist"));
     }
     assert_eq!(lines[1..lines.len() - 1], expected);
-    assert!(
-        lines.last().unwrap().contains("unset it"),
-        "says what to do: {error}"
+    assert_eq!(
+        *lines.last().unwrap(),
+        "set NCCL_HOME to the folder that holds libnccl.so.2, or to the one above its lib; or \
+         unset it"
     );
 
     machine.set("NCCL_HOME", "");
@@ -486,7 +487,14 @@ fn what_the_dynamic_loader_would_take_comes_before_the_other_places() {
     let cache_file = machine.put("root/etc/ld.so.cache", &cache);
     let search = machine.find(&NCCL).unwrap();
     assert_eq!(search.watch, [cache_file]);
-    assert_eq!(search.tried.len(), 2, "{:?}", search.tried);
+    let root = machine.path("root").display().to_string();
+    assert_eq!(
+        search.tried,
+        format!(
+            "  {root}/srv/gone/libnccl.so.2 does not exist\n  {root}/srv/arm/libnccl.so.2 \
+             is built for aarch64, but the target is x86_64-unknown-linux-gnu\n"
+        )
+    );
     let found = search.found.unwrap();
     assert_eq!((found.file, found.source), (listed, Source::LoaderCache));
 
@@ -579,7 +587,8 @@ fn a_useless_file_in_the_system_is_named_and_passed_over() {
     let empty = machine.put("root/usr/lib/x86_64-linux-gnu/libcuda.so.1", "");
     let search = machine.find(&CUDA).unwrap();
     assert_eq!(search.found, None);
-    assert!(search.tried.contains(&(empty, "is empty".to_owned())));
+    let line = format!("  {} is empty\n", empty.display());
+    assert!(search.tried.contains(&line), "{}", search.tried);
 }
 
 // ---- What a file is ----
@@ -761,20 +770,33 @@ fn the_scan_finds_each_declaration_and_nothing_else() {
         pub const fn ncclConst() -> i32 { 1 }
         pub fn ncclLast() -> NcclResult;
     "#;
-    let code = |name: &str| (name.to_owned(), Answer::Code);
+    let code = |name| (name, "i32");
     assert_eq!(
-        declared_functions(source, "nccl"),
+        functions(&stub_source(&NCCL, source)),
         [
             code("ncclOneLine"),
             code("ncclManyLines"),
-            ("ncclText".to_owned(), Answer::Pointer),
-            ("ncclNothing".to_owned(), Answer::Nothing),
+            ("ncclText", "*const u8"),
+            ("ncclNothing", "()"),
             code("ncclSplit"),
             code("ncclLast"),
         ]
     );
-    assert_eq!(declared_functions(source, "cu"), [code("cuOther")]);
-    assert_eq!(declared_functions("", "cu"), []);
+    assert_eq!(functions(&stub_source(&CUDA, source)), [code("cuOther")]);
+    assert_eq!(stub_source(&CUDA, ""), "");
+    assert_eq!(stub_source(&CUDA, "pub fn ncclOther();"), "");
+}
+
+/// The functions of a stub's source, each with the type of its answer.
+fn functions(stub: &str) -> Vec<(&str, &str)> {
+    let pieces = stub.split("extern \"C\" fn ").skip(1);
+    pieces
+        .map(|piece| {
+            let (head, rest) = piece.split_once(") -> ").unwrap();
+            let name = head.split_once('(').unwrap().0;
+            (name, rest.split_once(" {").unwrap().0)
+        })
+        .collect()
 }
 
 #[test]
@@ -785,58 +807,65 @@ fn the_scan_of_the_crates_own_declarations_is_complete() {
     ] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
         let source = fs::read_to_string(folder.join(library.declarations)).unwrap();
-        let functions = declared_functions(&source, library.prefix);
-        let found: Vec<&str> = functions.iter().map(|(name, _)| name.as_str()).collect();
+        let stub = stub_source(library, &source);
+        let found: Vec<&str> = functions(&stub).iter().map(|(name, _)| *name).collect();
         assert_eq!(found, names);
-
-        let stub = stub_source(library, &functions);
         for name in names {
-            assert_eq!(stub.matches(&format!("fn {name}()")).count(), 1, "{name}");
+            assert_eq!(stub.matches(&format!("fn {name}(")).count(), 1, "{name}");
         }
     }
 }
 
 #[test]
 fn a_stub_function_fails_in_the_way_that_its_type_allows() {
-    let functions = |names: &[(&str, Answer)]| -> Vec<(String, Answer)> {
-        let names = names.iter();
-        names
-            .map(|(name, kind)| (name.to_string(), *kind))
-            .collect()
-    };
     let stub = stub_source(
         &NCCL,
-        &functions(&[
-            ("ncclSend", Answer::Code),
-            ("ncclGetLastError", Answer::Pointer),
-            ("ncclName", Answer::Pointer),
-            ("ncclReset", Answer::Nothing),
-        ]),
+        "pub fn ncclSend(count: usize) -> NcclResult;
+         pub fn ncclGetErrorString(code: NcclResult) -> *const c_char;
+         pub fn ncclGetLastError(comm: NcclComm) -> *const c_char;
+         pub fn ncclName() -> *const c_char;
+         pub fn ncclReset();",
     );
     for line in [
         "fn ncclSend() -> i32 { 2 }",
         "fn ncclName() -> *const u8 { core::ptr::null() }",
         "fn ncclReset() -> () { () }",
-        "fn ncclGetLastError() -> *const u8 { c\"this is the import stub",
+        "fn ncclGetErrorString() -> *const u8 { c\"this is an import stub: no libnccl.so.2",
+        "or set NCCL_HOME and build again\".as_ptr().cast() }",
+        "fn ncclGetLastError() -> *const u8 { c\"\".as_ptr().cast() }",
     ] {
         assert!(stub.contains(line), "{line} in {stub}");
     }
-    let stub = stub_source(&CUDA, &functions(&[("cuInit", Answer::Code)]));
-    assert!(stub.contains("fn cuInit() -> i32 { 34 }"), "{stub}");
+    let stub = stub_source(
+        &CUDA,
+        "pub fn cuInit(flags: u32) -> CuResult;
+         pub fn cuGetErrorString(error: CuResult, str: *mut *const c_char) -> CuResult;",
+    );
+    for line in [
+        "fn cuInit() -> i32 { 34 }",
+        "fn cuGetErrorString(_: i32, text: Option<&mut *const u8>) -> i32 { match text",
+        "*text = c\"this is an import stub: no libcuda.so.1",
+        "\".as_ptr().cast(); 0 } None => 34 } }",
+    ] {
+        assert!(stub.contains(line), "{line} in {stub}");
+    }
 }
 
 #[test]
 fn only_the_choice_of_a_linker_is_taken_from_the_flags() {
-    assert_eq!(linker_arguments(None, ""), [""; 0]);
+    let chosen = |linker: &str, flags: &[&str]| {
+        let mut rustc = Command::new("rustc");
+        choose_linker(&mut rustc, linker, &flags.join("\x1f"));
+        let arguments = rustc.get_args().map(|word| word.to_str().unwrap());
+        arguments.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(chosen("", &[]), "");
     let flags = ["-Copt-level=3", "-C", "linker=clang", "-Ctarget-cpu=native"];
-    assert_eq!(
-        linker_arguments(Some("gcc"), &flags.join("\x1f")),
-        ["-Clinker=gcc", "-Clinker=clang"]
-    );
+    assert_eq!(chosen("gcc", &flags), "-Clinker=gcc -Clinker=clang");
     let flags = ["-Clinker=rust-lld", "-C", "linker-flavor=ld.lld", "-Clto"];
     assert_eq!(
-        linker_arguments(None, &flags.join("\x1f")),
-        ["-Clinker=rust-lld", "-Clinker-flavor=ld.lld"]
+        chosen("", &flags),
+        "-Clinker=rust-lld -Clinker-flavor=ld.lld"
     );
 }
 

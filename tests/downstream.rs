@@ -499,9 +499,8 @@ fn the_real_library_is_used_whatever_was_linked() {
             &text,
             &[
                 "warning: metrale-gpu-sys@0.1.0: libnccl.so.2",
-                "nccl error: ncclGetVersion failed: there is no NCCL, only an import stub: \
-                 ncclSystemError (2)",
-                "set NCCL_HOME and build again",
+                "nccl error: ncclGetVersion failed: this is an import stub: no libnccl.so.2 was found",
+                "set NCCL_HOME and build again: ncclSystemError (2)",
             ],
         );
     }
