@@ -7,8 +7,9 @@ use std::path::PathBuf;
 
 /// Binds a list of C functions, written in the syntax of an `extern` block.
 ///
-/// This is the one place that knows how a declaration becomes callable. Linked, the list is an
-/// `extern` block, and the build script has told the linker which library holds the symbols.
+/// This is the one place that knows how a declaration becomes callable. The list is an `extern` block.
+/// Linked, the build script has told the linker which library holds the symbols; emulated, this crate
+/// defines them itself.
 macro_rules! bind {
     (
         library $library:ident;
@@ -151,6 +152,12 @@ const RTLD_LAZY_NOLOAD: c_int = 0x1 | 0x4;
 /// The file that brings `symbol` to this object, and the other mapped files that bring it too.
 /// `None` where nothing does.
 pub(crate) fn loaded_library(symbol: &CStr) -> Option<LoadedLibrary> {
+    if cfg!(feature = "emulator") {
+        // The program itself brings them, and does not export them.
+        let path = std::env::current_exe().ok()?;
+        let others = Vec::new();
+        return Some(LoadedLibrary { path, others });
+    }
     // SAFETY: `symbol` ends with a zero byte, and the default search takes no handle.
     let bound = unsafe { dlsym(RTLD_DEFAULT, symbol.as_ptr()) };
     let path = file_of(bound)?;
@@ -175,8 +182,11 @@ pub(crate) fn loaded_library(symbol: &CStr) -> Option<LoadedLibrary> {
     Some(LoadedLibrary { path, others })
 }
 
-/// Whether the file that brings `symbol` also brings `name`.
-pub(crate) fn has_function(symbol: &CStr, name: &str) -> bool {
+/// Whether the file that brings `symbol` also brings `name`, one of the `declared` functions or any other.
+pub(crate) fn has_function(symbol: &CStr, declared: &[&str], name: &str) -> bool {
+    if cfg!(feature = "emulator") {
+        return declared.contains(&name);
+    }
     let Ok(name) = CString::new(name) else {
         return false;
     };

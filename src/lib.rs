@@ -60,7 +60,8 @@
 //! At build time, `NCCL_HOME` and `CUDA_PATH`, then the usual places of the system, then import stubs
 //! with which everything builds and every call fails with a sentence. [`BUILD_REPORT`] says what was
 //! found and where it was looked for; [`nccl::loaded_library`] and [`cuda::loaded_library`] say what
-//! is loaded now. The README has the details.
+//! is loaded now. With the feature `emulator` none of this matters: the crate itself provides the
+//! functions, on host memory, for tests on machines without a GPU. The README has the details.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!(
@@ -69,6 +70,8 @@ compile_error!(
 
 mod bind;
 pub mod cuda;
+#[cfg(feature = "emulator")]
+pub mod emulator;
 pub mod nccl;
 
 pub use bind::LoadedLibrary;
@@ -79,10 +82,16 @@ pub use bind::LoadedLibrary;
 pub enum Binding {
     /// By the dynamic linker, against `libnccl.so.2` and `libcuda.so.1`.
     Linked,
+    /// By this crate itself, on host memory: feature `emulator`.
+    Emulated,
 }
 
 /// The binding that this crate was compiled with.
-pub const BINDING: Binding = Binding::Linked;
+pub const BINDING: Binding = if cfg!(feature = "emulator") {
+    Binding::Emulated
+} else {
+    Binding::Linked
+};
 
 /// What the build script found, and where it looked: lines of plain text for a bug report.
 pub const BUILD_REPORT: &str = include_str!(concat!(env!("OUT_DIR"), "/build_report.txt"));

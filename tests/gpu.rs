@@ -1,4 +1,4 @@
-//! What the wrappers do on a GPU. On a machine without one, each case is ignored and says why.
+//! What the wrappers do on a GPU, or on the emulator. Where there is neither, each case is ignored and says why.
 //!
 //! `METRALE_EXPECT_GPU=1` makes a missing GPU a failure. Nothing here needs more than one GPU, or a
 //! release of NCCL newer than 2.19.
@@ -345,7 +345,25 @@ done:
 }
 ";
 
+/// What the emulator runs in its place.
+#[cfg(feature = "emulator")]
+fn register_add_one() {
+    metrale_gpu_sys::emulator::register_kernel("add_one", &[8, 4], |launch| {
+        // SAFETY: the test passes the address of as many words as it says.
+        let words = unsafe {
+            let (data, n) = (launch.parameter::<*mut u32>(0), launch.parameter::<u32>(1));
+            std::slice::from_raw_parts_mut(data, n as usize)
+        };
+        words
+            .iter_mut()
+            .take(launch.threads() as usize)
+            .for_each(|word| *word += 1);
+    });
+}
+
 fn kernels() -> Result<()> {
+    #[cfg(feature = "emulator")]
+    register_add_one();
     let stream = stream()?;
     let numbers: Vec<u32> = (0..1000).collect();
     let mut back = vec![0u32; 1000];

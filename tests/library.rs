@@ -1,4 +1,4 @@
-//! What the loaded libnccl answers, on any machine: the real one, or the import stub.
+//! What the loaded libnccl answers, on any machine: the real one, the import stub, or the emulator.
 //!
 //! `METRALE_EXPECT_NCCL=2.32.3` makes the cases for a real library run or fail: none may be ignored,
 //! and the loaded release must be that one.
@@ -15,6 +15,7 @@ use gated::trial;
 use libtest_mimic::{Arguments, Trial};
 use metrale_gpu_sys::cuda::{self, CuResult, CudaError, check_cuda};
 use metrale_gpu_sys::nccl::*;
+use metrale_gpu_sys::{BINDING, Binding};
 use object::{Object, ObjectSymbol};
 
 fn main() {
@@ -38,7 +39,7 @@ fn main() {
     let anywhere = Ok(());
     let trials: Vec<Trial> = vec![
         trial(
-            "this_program_needs_libnccl_by_its_soname",
+            "this_program_needs_what_its_binding_says",
             &anywhere,
             needed,
         ),
@@ -75,14 +76,23 @@ fn needed() -> anyhow::Result<()> {
     let file = object::File::parse(&*bytes)?;
     let symbols: Vec<&str> = file
         .dynamic_symbols()
-        .filter(|s| s.is_undefined())
-        .filter_map(|s| s.name().ok())
+        .filter(|symbol| symbol.is_undefined())
+        .filter_map(|symbol| symbol.name().ok())
         .collect();
+    let libraries = needed_libraries(&bytes)?;
+    if BINDING == Binding::Emulated {
+        let foreign = |name: &&String| name.contains("nccl") || name.contains("cuda");
+        ensure!(
+            !libraries.iter().any(|name| foreign(&name)),
+            "NEEDED: {libraries:?}"
+        );
+        ensure!(!symbols.contains(&"ncclGetVersion"), "{symbols:?}");
+        return Ok(());
+    }
     ensure!(
         symbols.contains(&"ncclGetVersion"),
         "calls go through the dynamic linker: {symbols:?}"
     );
-    let libraries = needed_libraries(&bytes)?;
     ensure!(
         libraries.iter().any(|name| name == "libnccl.so.2"),
         "NEEDED: {libraries:?}"
@@ -118,7 +128,7 @@ fn loaded_files() -> anyhow::Result<()> {
         nccl.path.is_file() && cuda.path.is_file(),
         "{nccl:?} {cuda:?}"
     );
-    ensure!(nccl.path != cuda.path);
+    ensure!((nccl.path == cuda.path) == (BINDING == Binding::Emulated));
     ensure!(
         nccl.others.is_empty() && cuda.others.is_empty(),
         "{nccl:?} {cuda:?}"

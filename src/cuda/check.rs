@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::bind::{self, LoadedLibrary};
-use crate::cuda::{CuResult, cuGetErrorString};
+use crate::cuda::{CuResult, FUNCTIONS, cuGetErrorString};
 
 /// Ok for [`CuResult::Success`], else a [`CudaError`] that names `context`: by habit the C name of
 /// the call.
@@ -64,7 +64,7 @@ pub fn loaded_library() -> Option<LoadedLibrary> {
 /// For messages: it cannot guard a call, since a program that mentions a function which its library
 /// lacks does not start.
 pub fn has_function(name: &str) -> bool {
-    bind::has_function(c"cuInit", name)
+    bind::has_function(c"cuInit", FUNCTIONS, name)
 }
 
 impl CudaError {

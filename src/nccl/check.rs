@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::bind::{self, LoadedLibrary};
-use crate::nccl::{NcclResult, ncclGetErrorString, ncclGetLastError};
+use crate::nccl::{FUNCTIONS, NcclResult, ncclGetErrorString, ncclGetLastError};
 
 /// Ok for [`NcclResult::Success`], else an [`NcclError`] that names `context`: by habit the C name
 /// of the call.
@@ -156,5 +156,5 @@ pub fn loaded_library() -> Option<LoadedLibrary> {
 /// For messages: it cannot guard a call, since a program that mentions a function which its library
 /// lacks does not start.
 pub fn has_function(name: &str) -> bool {
-    bind::has_function(c"ncclGetVersion", name)
+    bind::has_function(c"ncclGetVersion", FUNCTIONS, name)
 }

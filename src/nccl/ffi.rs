@@ -51,7 +51,7 @@ bind! {
     /// `InvalidArgument` for a value that NCCL refuses, with `*comm` null. After any later failure
     /// `*comm` stays set and belongs to [`ncclCommAbort`].
     ///
-    /// 2.32.3 crashes on an `nranks` below 1. Where the driver does not even tell the current device, NCCL 2.32 answers `UnhandledCudaError` and leaves
+    /// With an `nranks` below 1, 2.32.3 follows what `*comm` held before: set it to null. Where the driver does not even tell the current device, NCCL 2.32 answers `UnhandledCudaError` and leaves
     /// this thread in an open group that defers all it does later: one [`ncclGroupEnd`] closes it.
     ///
     /// Since NCCL 2.14.

@@ -1,0 +1,84 @@
+//! One list of cases for the emulator and for real GPUs, each with the code or the data that NCCL and the
+//! driver were seen to give.
+//!
+//!     cargo test --features emulator --test conformance
+//!
+//! runs it on any machine. Linked, it runs on the GPUs that there are, with one rank each, or with as many
+//! as `METRALE_TEST_RANKS_PER_GPU` says (NCCL 2.30 or newer). What a case needs and is not there is
+//! said beside its name, which counts as ignored; `METRALE_EXPECT_GPU=1` makes a machine without a GPU fail.
+//!
+//! Cases run one after the other, since NCCL's latest message belongs to the process and since several
+//! communicators on one GPU can wait for each other in vain.
+
+mod args;
+mod arithmetic;
+mod calls;
+mod capture;
+mod cases;
+mod collectives;
+mod concurrency;
+mod config;
+mod contexts;
+mod elements;
+mod emulator;
+mod errors;
+mod events;
+#[path = "../support/gated.rs"]
+mod gated;
+mod groups;
+mod latch;
+mod lifecycle;
+mod memory;
+mod nonblocking;
+mod operations;
+mod p2p;
+mod params;
+mod streams;
+mod team;
+mod windows;
+mod world;
+
+use cases::{CHILD, Cases};
+use libtest_mimic::Arguments;
+
+fn main() {
+    if world::ranks_per_gpu() > 1 {
+        // SAFETY: no other thread exists yet.
+        unsafe { std::env::set_var("NCCL_MULTI_RANK_GPU_ENABLE", "1") };
+    }
+    let mut cases = Cases::default();
+    for add in [
+        contexts::add,
+        streams::add,
+        events::add,
+        memory::add,
+        capture::add,
+        errors::add,
+        params::add,
+        args::add,
+        config::add,
+        lifecycle::add,
+        nonblocking::add,
+        groups::add,
+        collectives::add,
+        arithmetic::add,
+        p2p::add,
+        windows::add,
+        concurrency::add,
+        emulator::add,
+    ] {
+        add(&mut cases);
+    }
+    let mut words = std::env::args().skip(1);
+    if let (Some(CHILD), Some(name)) = (words.next().as_deref(), words.next()) {
+        cases::exit_now(cases.run_child(&name));
+    }
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    let conclusion = libtest_mimic::run(&arguments, cases.into_trials());
+    if let Err(error) = team::close() {
+        eprintln!("conformance: {error:?}");
+        cases::exit_now(101);
+    }
+    conclusion.exit();
+}
