@@ -72,9 +72,10 @@ mod bind;
 pub mod cuda;
 #[cfg(feature = "emulator")]
 pub mod emulator;
+mod loaded;
 pub mod nccl;
 
-pub use bind::LoadedLibrary;
+pub use loaded::LoadedLibrary;
 
 /// How the functions of this crate are bound to the libraries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::bind::{self, LoadedLibrary};
+use crate::bind;
 use crate::cuda::{CuResult, FUNCTIONS, cuGetErrorString};
+use crate::loaded::{self, Function, LoadedLibrary};
 
 /// Ok for [`CuResult::Success`], else a [`CudaError`] that names `context`: by habit the C name of
 /// the call.
@@ -42,7 +43,7 @@ fn failure(code: CuResult, context: &str) -> anyhow::Error {
     // SAFETY: `text` is written with null or a string that lives as long as the library.
     let text = unsafe {
         let _ = cuGetErrorString(code, &mut text);
-        bind::text(text)
+        bind::text(text).filter(|text| !text.is_empty())
     };
     CudaError {
         code,
@@ -56,7 +57,7 @@ fn failure(code: CuResult, context: &str) -> anyhow::Error {
 /// Which file libcuda comes from in this process, and every other mapped file that brings its
 /// functions; `None` where nothing in this process needs it.
 pub fn loaded_library() -> Option<LoadedLibrary> {
-    bind::loaded_library(c"cuInit")
+    loaded::loaded_library(&function())
 }
 
 /// Whether the loaded libcuda has the function of this C name.
@@ -64,14 +65,28 @@ pub fn loaded_library() -> Option<LoadedLibrary> {
 /// For messages: it cannot guard a call, since a program that mentions a function which its library
 /// lacks does not start.
 pub fn has_function(name: &str) -> bool {
-    bind::has_function(c"cuInit", FUNCTIONS, name)
+    loaded::has_function(&function(), FUNCTIONS, name)
+}
+
+/// The function by which the library is found: one that every error's text needs anyway.
+fn function() -> Function {
+    Function {
+        address: cuGetErrorString as *const std::ffi::c_void,
+        name: c"cuGetErrorString",
+    }
 }
 
 impl CudaError {
+    fn says(&self, sign: &str) -> bool {
+        self.text.as_deref().is_some_and(|text| text.contains(sign))
+    }
+
     /// What to do about the codes that have one usual cause.
     fn hint(&self) -> Option<&'static str> {
         Some(match self.code {
             CuResult::NotInitialized => "call cuda::init or cuda::use_device first",
+            // The stub of this crate's build script explains itself.
+            CuResult::StubLibrary if self.says("import stub") => return None,
             CuResult::StubLibrary => {
                 "this is a stub without a driver behind it: install the NVIDIA driver, start containers with \
                  GPU access, and keep stubs folders out of LD_LIBRARY_PATH"
@@ -122,8 +137,11 @@ impl fmt::Display for CudaError {
             Some(name) => write!(f, "{name} ({})", self.code.0)?,
             None => write!(f, "code {}, not listed in cuda.h", self.code.0)?,
         }
-        if let Some(hint) = self.hint() {
+        let hint = self.hint();
+        if let Some(hint) = hint {
             write!(f, "; {hint}")?;
+        }
+        if hint.is_some() || self.code == CuResult::StubLibrary {
             if let Some(library) = &self.library {
                 write!(f, " (libcuda in use: {})", library.display())?;
             }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::bind::{self, LoadedLibrary};
+use crate::bind;
+use crate::loaded::{self, Function, LoadedLibrary};
 use crate::nccl::{FUNCTIONS, NcclResult, ncclGetErrorString, ncclGetLastError};
 
 /// Ok for [`NcclResult::Success`], else an [`NcclError`] that names `context`: by habit the C name
@@ -68,7 +69,7 @@ impl NcclError {
         Self {
             code,
             context,
-            text,
+            text: text.filter(|text| !text.is_empty()),
             last_error: last_error.filter(|text| !text.is_empty()),
             library: loaded_library(),
         }
@@ -88,7 +89,9 @@ impl NcclError {
                     "a peer exited or its network failed: the first cause stands in another rank's log",
                 );
             }
-            _ => {}
+            // The latest message may stem from another call; with this code it is about CUDA.
+            NcclResult::UnhandledCudaError => {}
+            _ => return None,
         }
         let said = self.last_error.as_deref().unwrap_or_default();
         let known = [
@@ -148,7 +151,7 @@ impl std::error::Error for NcclError {}
 /// Which file libnccl comes from in this process, and every other mapped file that brings its
 /// functions; `None` where nothing in this process needs it.
 pub fn loaded_library() -> Option<LoadedLibrary> {
-    bind::loaded_library(c"ncclGetVersion")
+    loaded::loaded_library(&function())
 }
 
 /// Whether the loaded libnccl has the function of this C name.
@@ -156,5 +159,13 @@ pub fn loaded_library() -> Option<LoadedLibrary> {
 /// For messages: it cannot guard a call, since a program that mentions a function which its library
 /// lacks does not start.
 pub fn has_function(name: &str) -> bool {
-    bind::has_function(c"ncclGetVersion", FUNCTIONS, name)
+    loaded::has_function(&function(), FUNCTIONS, name)
+}
+
+/// The function by which the library is found: one that every error's text needs anyway.
+fn function() -> Function {
+    Function {
+        address: ncclGetErrorString as *const std::ffi::c_void,
+        name: c"ncclGetErrorString",
+    }
 }
