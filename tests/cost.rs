@@ -118,3 +118,21 @@ fn a_program_needs_only_what_it_calls() {
         ["ncclGetErrorString", "ncclGetLastError", "ncclGetVersion"]
     );
 }
+
+#[test]
+fn without_its_feature_nothing_of_the_emulator_is_compiled() {
+    let release = build("asks", "main.rs", PROGRAM, &[]);
+    let announcement = b"emulating NCCL and CUDA";
+    let mut libraries = 0;
+    for entry in fs::read_dir(release.join("deps")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if name.starts_with("libmetrale_gpu_sys") && name.ends_with(".rlib") {
+            libraries += 1;
+            let bytes = fs::read(path).unwrap();
+            let mut parts = bytes.windows(announcement.len());
+            assert!(!parts.any(|part| part == announcement), "{name}");
+        }
+    }
+    assert!(libraries > 0);
+}
