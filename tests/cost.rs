@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use object::{Object, ObjectSymbol};
 
@@ -27,8 +28,11 @@ fn main() {
 }
 "#;
 
-/// Builds a package on top of this crate in release mode and gives its target folder.
+/// Builds a package on top of this crate in release mode and gives its target folder. One at a time:
+/// tests share packages.
 fn build(name: &str, source: &str, text: &str, arguments: &[&str]) -> PathBuf {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .join("cost")
         .join(name);
