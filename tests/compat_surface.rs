@@ -3,6 +3,7 @@
 //! The assignments with a stated type are the test: a changed signature does not compile.
 
 use std::ffi::{CStr, c_char, c_void};
+use std::hint::black_box;
 
 use metrale_gpu_sys::nccl::{
     NcclComm, NcclConfig, NcclDataType, NcclRedOp, NcclResult, NcclUniqueId, check_nccl,
@@ -13,6 +14,8 @@ use metrale_gpu_sys::nccl::{
     ncclMemAlloc, ncclMemFree, ncclRecv, ncclReduceScatter, ncclSend, record_event, stream_ready,
     stream_wait_event, sync_stream,
 };
+use metrale_gpu_sys::{BINDING, Binding};
+use object::{Object, ObjectSymbol};
 
 // No link attribute: the crate brings libcuda.
 unsafe extern "C" {
@@ -37,7 +40,7 @@ unsafe extern "C" {
 ///
 /// # Safety
 ///
-/// Never called; it has only to compile and link.
+/// Never called; it has only to compile and link, and is kept in the program for that.
 unsafe fn old_code(rank: i32, nranks: i32) -> anyhow::Result<()> {
     let mut id = NcclUniqueId {
         internal: [0u8; 128],
@@ -133,7 +136,6 @@ unsafe fn old_code(rank: i32, nranks: i32) -> anyhow::Result<()> {
 
 #[test]
 fn functions_have_the_forms_that_old_code_calls() {
-    let _: unsafe fn(i32, i32) -> anyhow::Result<()> = old_code;
     let _: fn() -> anyhow::Result<u64> = create_stream;
     let _: fn() -> anyhow::Result<u64> = create_event;
     let _: fn(u64, u64) -> anyhow::Result<()> = record_event;
@@ -145,6 +147,34 @@ fn functions_have_the_forms_that_old_code_calls() {
     let _: unsafe fn(usize) -> anyhow::Result<*mut c_void> = nccl_mem_alloc;
     let _: unsafe fn(*mut c_void) -> anyhow::Result<()> = nccl_mem_free;
     let _: fn(NcclResult, &str) -> anyhow::Result<()> = check_nccl;
+}
+
+#[test]
+fn functions_that_old_code_declares_for_itself_come_with_the_crate() {
+    black_box(old_code as unsafe fn(i32, i32) -> anyhow::Result<()>);
+    let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    let program = object::File::parse(&*bytes).unwrap();
+    let imports: Vec<&str> = program
+        .dynamic_symbols()
+        .filter(|symbol| symbol.is_undefined())
+        .filter_map(|symbol| symbol.name().ok())
+        .collect();
+    let defined: Vec<&str> = program
+        .symbols()
+        .filter(|symbol| symbol.is_definition())
+        .filter_map(|symbol| symbol.name().ok())
+        .collect();
+    // From the library, or else from the crate itself.
+    let linked = BINDING == Binding::Linked;
+    for name in [
+        "cuMemAlloc_v2",
+        "cuMemFree_v2",
+        "cuLaunchKernel",
+        "ncclAllReduce",
+    ] {
+        assert_eq!(imports.contains(&name), linked, "{name}: {imports:?}");
+        assert_eq!(defined.contains(&name), !linked, "{name}");
+    }
 }
 
 #[test]
@@ -211,12 +241,6 @@ fn an_id_is_plain_unsigned_bytes() {
     assert_eq!(copy.internal, bytes);
     assert_eq!(clone.internal, bytes);
     assert_eq!(std::mem::size_of::<NcclUniqueId>(), 128);
-}
-
-#[test]
-fn destroying_a_null_handle_is_ignored() {
-    destroy_event(0);
-    destroy_stream(0);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 use std::{env, fs};
 
 use object::Endianness;
@@ -47,7 +48,9 @@ impl Packages {
         }
 
         // Depends on this crate, and says where the libraries are as the README tells.
-        let programs = ["report", "all_reduce", "results"].map(program).concat();
+        let programs = ["report", "all_reduce", "results", "wrappers"]
+            .map(program)
+            .concat();
         packages.write(
             "direct/Cargo.toml",
             &format!(
@@ -61,6 +64,7 @@ impl Packages {
         );
         packages.write("direct/report.rs", include_str!("downstream/report.rs"));
         packages.write("direct/results.rs", include_str!("downstream/results.rs"));
+        packages.write("direct/wrappers.rs", include_str!("downstream/wrappers.rs"));
         packages.write(
             "direct/all_reduce.rs",
             include_str!("downstream/all_reduce.rs"),
@@ -398,6 +402,16 @@ fn the_script_runs_again_when_it_should_and_only_then() {
     assert_eq!(runs(&variables), 1, "replaced");
     assert_eq!(runs(&variables), 0);
     version("2.28.4");
+
+    // One that is older than what it replaces, as package managers and `rsync -a` leave it.
+    let older = nccl(&folder.path().join("older"), 22805);
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    let file = fs::File::options().append(true).open(&older).unwrap();
+    file.set_modified(long_ago).unwrap();
+    fs::rename(&older, later.join("libnccl.so.2")).unwrap();
+    assert_eq!(runs(&variables), 1, "replaced by an older one");
+    assert_eq!(runs(&variables), 0);
+    version("2.28.5");
     fs::remove_file(later.join("libnccl.so.2")).unwrap();
     expect(&check(101), &["later has no libnccl.so.2"]);
 
@@ -420,6 +434,29 @@ fn the_script_runs_again_when_it_should_and_only_then() {
             &format!("cuda file: {}\n", driver.canonicalize().unwrap().display()),
         ],
     );
+}
+
+#[test]
+fn a_program_survives_that_the_same_target_folder_is_used_for_another_library() {
+    let packages = Packages::new();
+    let folder = TempDir::new().unwrap();
+    let folder = folder.path().canonicalize().unwrap();
+    let [odd, other_odd, unnamed] = ["a,b", "c,d", "e"].map(|name| folder.join(name));
+    nccl(&odd, 22703);
+    nccl(&other_odd, 22704);
+    let file = nccl(&unnamed, 22705);
+    fs::rename(&file, file.with_file_name("libnccl.so")).unwrap();
+    let mut programs = Vec::new();
+    for home in ["".as_ref(), odd.as_path(), &unnamed, &other_odd] {
+        let program = packages.build("report", &[("NCCL_HOME", home.as_os_str())]);
+        let kept = folder.join(format!("report-{}", programs.len()));
+        fs::copy(program, &kept).unwrap();
+        let text = succeed(&mut clean(&kept));
+        programs.push((kept, text));
+    }
+    for (program, text) in programs {
+        assert_eq!(succeed(&mut clean(&program)), text);
+    }
 }
 
 // F6
@@ -681,17 +718,20 @@ fn a_code_that_nobody_knows_is_kept_and_printed() {
     nccl(&home.join("any"), 22703);
     let program = packages.build("results", &[("NCCL_HOME", OsStr::new(""))]);
     let texts = [
-        "() -> *const c_char { core::ptr::null() }",
-        "() -> *const c_char { c\"\\xff\\xfe text\".as_ptr() }",
+        ("() -> *const c_char { core::ptr::null() }", ""),
+        (
+            "() -> *const c_char { c\"\\xff\\xfe text\".as_ptr() }",
+            "\u{fffd}\u{fffd} text: ",
+        ),
     ];
-    for (code, name) in [
-        (7, "InProgress"),
-        (8, "Timeout"),
-        (9, "NcclResult(9)"),
-        (255, "NcclResult(255)"),
-        (-1, "NcclResult(-1)"),
+    for (code, name, described) in [
+        (7, "InProgress", "ncclInProgress (7)"),
+        (8, "Timeout", "ncclTimeout (8)"),
+        (9, "NcclResult(9)", "code 9, not listed in nccl.h"),
+        (255, "NcclResult(255)", "code 255, not listed in nccl.h"),
+        (-1, "NcclResult(-1)", "code -1, not listed in nccl.h"),
     ] {
-        for (index, text) in texts.into_iter().enumerate() {
+        for (index, (text, said)) in texts.into_iter().enumerate() {
             let folder = home.join(format!("{code}-{index}"));
             let returns = format!("() -> c_int {{ {code} }}");
             let writes = format!(
@@ -709,25 +749,283 @@ fn a_code_that_nobody_knows_is_kept_and_printed() {
             let file = folder.join("libnccl.so.2");
             support::library(&file, Some("libnccl.so.2"), &functions);
             let text = succeed(clean(&program).env("LD_LIBRARY_PATH", &folder));
-            expect(
-                &text,
-                &[
-                    &format!("returned {name}\n"),
-                    &format!("started: {}\n", code == 7),
-                    &format!("checked {code}: ncclGroupStart failed: "),
-                    &format!("asked Success, state {name}\n"),
-                    "waited: ",
-                ],
-            );
-            let waited = text.lines().last().unwrap();
-            let number = if code == 7 {
-                "InProgress"
-            } else {
-                &code.to_string()
+            let lines: Vec<&str> = text.lines().collect();
+            let [returned, started, checked, asked, waited] = lines[..] else {
+                panic!("{text}");
             };
-            expect(waited, &[number]);
+            assert_eq!(returned, format!("returned {name}"));
+            assert_eq!(started, format!("started: {}", code == 7));
+            assert_eq!(asked, format!("asked Success, state {name}"));
+            // Up to the latest message and the hint.
+            assert_eq!(
+                checked.split(';').next().unwrap(),
+                format!("checked {code}: ncclGroupStart failed: {said}{described}")
+            );
+            // Between these two stands the time, which has digits of its own.
+            let (before, after) = waited.split_once(", ").unwrap();
+            let (_, after) = after.split_once(" waited) ").unwrap();
+            assert_eq!(before, "waited: wait_ready (rank not known yet");
+            assert_eq!(
+                after.split(';').next().unwrap(),
+                format!("failed: {said}{described}")
+            );
         }
     }
+}
+
+/// The program that calls the wrappers, on libraries that answer as the environment says.
+struct Wrappers {
+    program: PathBuf,
+    folder: TempDir,
+}
+
+/// A handle points to a number, and each call on it adds one. `STATES` has one digit for each poll,
+/// the last one for all that follow; `RANK` and `COUNT` are what these two calls return.
+const NCCL_OF_WRAPPERS: [(&str, &str); 6] = [
+    (
+        "ncclGetVersion",
+        "() -> c_int { 3 }
+
+unsafe extern \"C\" { fn getenv(name: *const c_char) -> *const c_char; }
+
+unsafe fn digit(name: &CStr, index: c_int) -> c_int { unsafe {
+    let mut digit = getenv(name.as_ptr()).cast::<u8>();
+    if digit.is_null() { return 5; }
+    let mut left = index;
+    while left > 0 && *digit.add(1) != 0 { digit = digit.add(1); left -= 1; }
+    c_int::from(*digit - b'0')
+} }
+
+static REFUSED: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
+
+unsafe fn answer(name: &CStr, to: *mut c_int, value: c_int) -> c_int { unsafe {
+    let code = digit(name, 0);
+    if code == 0 { *to = value } else { REFUSED.store(true, core::sync::atomic::Ordering::Relaxed) }
+    code
+} }",
+    ),
+    ("ncclGetErrorString", RETURNS_TEXT),
+    (
+        "ncclGetLastError",
+        "() -> *const c_char { unsafe {
+    if REFUSED.load(core::sync::atomic::Ordering::Relaxed) { return c\"of a refused call\".as_ptr() }
+    getenv(c\"LAST_ERROR\".as_ptr())
+} }",
+    ),
+    (
+        "ncclCommGetAsyncError",
+        "(comm: *mut c_int, state: *mut c_int) -> c_int { unsafe {
+    *state = digit(c\"STATES\", *comm);
+    *comm += 1;
+    0
+} }",
+    ),
+    (
+        "ncclCommUserRank",
+        "(_: *mut c_int, rank: *mut c_int) -> c_int { unsafe { answer(c\"RANK\", rank, 3) } }",
+    ),
+    (
+        "ncclCommCount",
+        "(_: *mut c_int, count: *mut c_int) -> c_int { unsafe { answer(c\"COUNT\", count, 8) } }",
+    ),
+];
+
+/// Destroys no handle that is zero: a write through the null pointer ends the process. Answers with
+/// an error.
+const DESTROYS: &str = "(handle: *mut c_int) -> c_int { unsafe {
+    handle.write_volatile(handle.read_volatile() + 1);
+    999
+} }";
+
+impl Wrappers {
+    fn new(packages: &Packages) -> Wrappers {
+        let folder = TempDir::new().unwrap();
+        let nccl = folder.path().join("libnccl.so.2");
+        support::library(&nccl, Some("libnccl.so.2"), &NCCL_OF_WRAPPERS);
+        let cuda = folder.path().join("libcuda.so.1");
+        let functions = [
+            ("cuEventDestroy_v2", DESTROYS),
+            ("cuStreamDestroy_v2", DESTROYS),
+            ("cuInit", "() -> c_int { 0 }"),
+            ("cuGetErrorString", "() -> c_int { 1 }"),
+        ];
+        support::library(&cuda, Some("libcuda.so.1"), &functions);
+        let program = packages.build("wrappers", &[("NCCL_HOME", OsStr::new(""))]);
+        Wrappers { program, folder }
+    }
+
+    #[track_caller]
+    fn run(&self, words: &[&str], variables: &[(&str, &str)]) -> String {
+        let mut command = clean(&self.program);
+        command.env("LD_LIBRARY_PATH", self.folder.path());
+        command.args(words).envs(variables.iter().copied());
+        succeed(&mut command)
+    }
+
+    /// What became of a wait: the microseconds, the polls, and how it ended.
+    #[track_caller]
+    fn wait(&self, milliseconds: &str, variables: &[(&str, &str)]) -> (u64, u64, String) {
+        let text = self.run(&["wait", milliseconds], variables);
+        let (time, rest) = text.split_once('\n').unwrap();
+        let (polls, end) = rest.split_once('\n').unwrap();
+        let number = |line: &str, name| line.strip_prefix(name).unwrap().parse().unwrap();
+        (
+            number(time, "microseconds: "),
+            number(polls, "polls: "),
+            end.to_owned(),
+        )
+    }
+}
+
+#[test]
+fn handles_are_destroyed_once_and_zero_is_ignored() {
+    let packages = Packages::new();
+    let text = Wrappers::new(&packages).run(&["destroy"], &[]);
+    assert_eq!(text, "zero is ignored\ndestroyed 1 event, 1 stream\n");
+}
+
+#[test]
+fn waiting_ends_with_the_first_state_other_than_in_progress() {
+    let packages = Packages::new();
+    let wrappers = Wrappers::new(&packages);
+    for (states, polls, end) in [
+        ("0", 1, "ready\n"),
+        ("7770", 4, "ready\n"),
+        ("20", 1, "code: 2\n"),
+        ("7720", 3, "code: 2\n"),
+        ("790", 2, "code: 9\n"),
+    ] {
+        let (_, polled, ended) = wrappers.wait("60000", &[("STATES", states)]);
+        assert_eq!(polled, polls, "{states}: {ended}");
+        assert!(ended.starts_with(end), "{states}: {ended}");
+    }
+}
+
+#[test]
+fn waiting_pauses_longer_and_longer_and_keeps_the_deadline() {
+    let packages = Packages::new();
+    let wrappers = Wrappers::new(&packages);
+    let busy = [("STATES", "7")];
+    let (time, polls, end) = wrappers.wait("1000", &busy);
+    assert!(end.starts_with("code: 7\n"), "{end}");
+    assert!(time >= 1_000_000, "{time}");
+    // A sleep may take longer than asked, never less. The pauses of 10 microseconds to 10
+    // milliseconds make 110 polls; with no longest one they would make 18.
+    assert!((30..=112).contains(&polls), "{polls}");
+
+    let (_, polls, end) = wrappers.wait("0", &busy);
+    assert_eq!(polls, 1);
+    assert!(end.starts_with("code: 7\n"), "{end}");
+    let (_, polls, end) = wrappers.wait("0", &[("STATES", "0")]);
+    assert_eq!((polls, &*end), (1, "ready\n"));
+
+    // The quickest of several, since any one can be held up. The first three pauses are together
+    // less than a tenth of the longest one; and the last pause ends with the time, where the whole
+    // of it would end after 10.2 milliseconds.
+    for (milliseconds, states) in [("60000", "7770"), ("8", "7")] {
+        let times = (0..20).map(|_| wrappers.wait(milliseconds, &[("STATES", states)]).0);
+        let quickest = times.min().unwrap();
+        assert!(quickest < 10_000, "{milliseconds}: {quickest}");
+    }
+}
+
+#[test]
+fn a_wait_that_failed_names_rank_and_count_where_both_are_known() {
+    let packages = Packages::new();
+    let wrappers = Wrappers::new(&packages);
+    for (rank, count, who) in [
+        ("0", "0", "rank 3 of 8"),
+        ("5", "0", "rank not known yet"),
+        ("0", "5", "rank not known yet"),
+        ("5", "5", "rank not known yet"),
+    ] {
+        let variables = [
+            ("STATES", "2"),
+            ("RANK", rank),
+            ("COUNT", count),
+            ("LAST_ERROR", "the cause"),
+        ];
+        let (_, _, end) = wrappers.wait("60000", &variables);
+        let error = end.strip_prefix("code: 2\nerror: wait_ready (").unwrap();
+        let (found, rest) = error.split_once(", ").unwrap();
+        assert_eq!(found, who);
+        // The message from before rank and count were asked for.
+        let (_, rest) = rest.split_once(" waited) ").unwrap();
+        assert_eq!(
+            rest,
+            "failed: text: ncclSystemError (2); NCCL's latest message, which may be older: the cause\n"
+        );
+    }
+}
+
+#[test]
+fn hints_belong_to_the_codes_that_they_explain() {
+    let packages = Packages::new();
+    let wrappers = Wrappers::new(&packages);
+    let causes = [
+        (
+            "CUDA driver version is insufficient for CUDA runtime version",
+            "older than this NCCL's CUDA release",
+        ),
+        (
+            "Cuda failure 34 'CUDA driver is a stub library'",
+            "keep stubs folders out of LD_LIBRARY_PATH",
+        ),
+        (
+            "Cuda failure 100 'no CUDA-capable device is detected'",
+            "the driver sees no GPU",
+        ),
+        ("Cuda failure 2 'out of memory'", ""),
+    ];
+    let codes = [
+        (1, "ncclUnhandledCudaError (1)", ""),
+        (2, "ncclSystemError (2)", ""),
+        (3, "ncclInternalError (3)", ""),
+        (4, "ncclInvalidArgument (4)", ""),
+        (5, "ncclInvalidUsage (5)", ""),
+        (6, "ncclRemoteError (6)", "a peer exited"),
+        (7, "ncclInProgress (7)", "wait with nccl::wait_ready"),
+        (8, "ncclTimeout (8)", ""),
+        (99, "code 99, not listed in nccl.h", ""),
+    ];
+    for (code, name, own_hint) in codes {
+        for (cause, hint) in causes {
+            let text = wrappers.run(&["check", &code.to_string()], &[("LAST_ERROR", cause)]);
+            let line = text.lines().next().unwrap();
+            let start = format!(
+                "a call failed: text: {name}; NCCL's latest message, which may be older: {cause}"
+            );
+            let rest = line.strip_prefix(&start);
+            let rest = rest.unwrap_or_else(|| panic!("{start:?} is not at the start of {line}"));
+            let hint = if code == 1 { hint } else { own_hint };
+            if hint.is_empty() {
+                assert_eq!(rest, "", "{line}");
+                continue;
+            }
+            assert!(rest.contains(hint), "{hint:?} is not in {line}");
+            // One hint, and none of the others.
+            assert_eq!(rest.matches("; ").count(), 1, "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_latest_message_is_told_where_there_is_one() {
+    let packages = Packages::new();
+    let wrappers = Wrappers::new(&packages);
+    let none = "a call failed: text: ncclInvalidUsage (5)\nlast error: None\n";
+    assert_eq!(wrappers.run(&["check", "5"], &[]), none);
+    for empty in ["", "\n"] {
+        assert_eq!(
+            wrappers.run(&["check", "5"], &[("LAST_ERROR", empty)]),
+            none
+        );
+    }
+    assert_eq!(
+        wrappers.run(&["check", "5"], &[("LAST_ERROR", "a message\n")]),
+        "a call failed: text: ncclInvalidUsage (5); NCCL's latest message, which may be older: a message\n\
+         last error: Some(\"a message\")\n"
+    );
 }
 
 // E3
@@ -752,4 +1050,32 @@ fn a_second_copy_of_nccl_is_reported() {
             &format!("nccl other: {}\n", opened_file.display()),
         ],
     );
+
+    // Found in one more object, and in another by way of that one: named once.
+    let bundle = folder.join("libbundle.so");
+    support::library(
+        &bundle,
+        Some("libbundle.so"),
+        &functions_of_nccl(&returns_version(22301)),
+    );
+    let user = folder.join("libuser.so");
+    let source = folder.join("user.rs");
+    fs::write(
+        &source,
+        "unsafe extern \"C\" { fn ncclGetVersion(version: *mut i32) -> i32; }\n\
+         #[unsafe(no_mangle)] pub extern \"C\" fn uses() -> i32 {\n\
+         let mut version = 0; unsafe { ncclGetVersion(&mut version) } }\n",
+    )
+    .unwrap();
+    let mut rustc = support::rustc();
+    rustc.args(["--edition=2024", "--crate-type=cdylib", "-o"]);
+    rustc.arg(&user).arg(&source).arg("-L").arg(&folder);
+    succeed(rustc.arg("-ldylib=bundle"));
+    assert!(needed(&user).contains(&"libbundle.so".to_owned()));
+    let text = succeed(clean(&program).args([&bundle, &user]));
+    let others: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("nccl other: "))
+        .collect();
+    assert_eq!(others, [bundle.display().to_string()]);
 }
