@@ -14,7 +14,8 @@
 //! The build scripts of direct dependents get:
 //!
 //! - `DEP_NCCL_RPATH`: the folders, joined by `:`, where a program finds its libraries at run time.
-//!   Never empty, and free of commas: `cargo::rustc-link-arg=-Wl,-rpath,{it}` is all it takes.
+//!   Never empty, and free of commas (but for those of OUT_DIR, of which a warning tells):
+//!   `cargo::rustc-link-arg=-Wl,-rpath,{it}` is all it takes.
 //! - `DEP_NCCL_LIB_DIR`, `DEP_NCCL_CUDA_LIB_DIR`: the folders of the libraries, where found.
 //! - `DEP_NCCL_INCLUDE_DIR`, `DEP_NCCL_VERSION`: the folder of the `nccl.h` that lies beside the
 //!   library, and the version that it states (`2.27.3`).
@@ -86,8 +87,12 @@ pub(crate) struct Context<'a> {
     pub(crate) variable: &'a dyn Fn(&str) -> Option<OsString>,
     /// `/`, but for tests.
     pub(crate) root: &'a Path,
+    /// What the file `LOADER_CACHE` holds there.
+    pub(crate) cache: Vec<u8>,
     pub(crate) out: &'a Path,
 }
+
+pub(crate) const LOADER_CACHE: &str = "etc/ld.so.cache";
 
 /// Why a file was taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,8 +128,6 @@ pub(crate) struct Search {
 #[derive(Default)]
 struct Outcome {
     report: String,
-    /// Where a program finds its libraries, joined by `:`.
-    folders: String,
     stub_folders: String,
     missing: String,
 }
@@ -150,17 +153,32 @@ fn main() {
     if setting("CARGO_CFG_TARGET_OS") != "linux" || environment != "gnu" {
         let line = format!("NCCL needs Linux with glibc: nothing is linked for {triple}");
         tell("warning", &line);
+        tell("metadata=RPATH", "$ORIGIN");
         return write(&report_file, &line);
     }
-    // Cargo keeps OUT_DIR; what an earlier run left here could be linked or loaded.
-    for folder in &["link", "run", "home"] {
-        let _ = fs::remove_dir_all(out.join(*folder));
+    let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
+    if position(features.as_bytes(), b"crt-static").is_some() {
+        let line = "a program with glibc linked in (crt-static) crashes on shared libraries such as \
+                    libnccl.so.2: drop that target feature";
+        tell("warning", line);
     }
+    if awkward(out) {
+        let why = "a comma, a colon, a dollar sign or a line break";
+        let line = format!(
+            "OUT_DIR is {out:?}, which no run-time path can name for {why}: programs may not \
+             link with what lies there, or not find it, so set CARGO_TARGET_DIR to another folder"
+        );
+        tell("warning", &line);
+    }
+    // Cargo keeps OUT_DIR. What an earlier run left here could be linked; all else stays, for the
+    // programs that were built on it.
+    let _ = fs::remove_dir_all(out.join("link"));
     let context = Context {
         triple,
         arch: setting("CARGO_CFG_TARGET_ARCH"),
         variable: &|name| env::var_os(name),
         root: Path::new("/"),
+        cache: fs::read("/etc/ld.so.cache").unwrap_or_default(),
         out,
     };
 
@@ -175,24 +193,14 @@ fn main() {
     conclude(&NCCL, &nccl, nccl_stub, &context, &mut outcome);
     conclude(&CUDA, &cuda, cuda_stub, &context, &mut outcome);
     if let Some(found) = &nccl.found {
-        describe_header(found, &mut outcome.report);
+        describe_header(found, &context, &mut outcome.report);
     }
     if !outcome.missing.is_empty() {
         let sentence = "not found: an import stub stands in, whose calls fail";
         tell("warning", &format!("{} {sentence}", outcome.missing));
-        // The loader asks these before its own cache: what is real must come before a stub.
-        for folder in &system_folders(context.root, &context.arch) {
-            if !is_stubs(folder) {
-                append(&mut outcome.folders, ":", text(folder));
-            }
-        }
-        append(&mut outcome.folders, ":", &outcome.stub_folders);
     }
-    if outcome.folders.is_empty() {
-        // To the loader, an empty list is the working directory. The program's own is harmless.
-        outcome.folders += "$ORIGIN";
-    }
-    let (folders, report) = (&*outcome.folders, &*outcome.report);
+    let folders = &*run_time_folders(&nccl, &cuda, &outcome.stub_folders, &context);
+    let report = &*outcome.report;
     for argument in &["-Xlinker", "-rpath", "-Xlinker", folders] {
         tell("rustc-link-arg", argument);
     }
@@ -262,6 +270,9 @@ pub(crate) fn installation_folders(home: &Path, arch: &str) -> Vec<PathBuf> {
     fill_in(home, &table, arch)
 }
 
+/// The last of the folders that, where they exist, hold the driver's only right library.
+const LAST_OF_THE_DRIVER: &str = "run/opengl-driver/lib";
+
 /// The places where systems keep the two libraries; stubs come last.
 pub(crate) fn system_folders(root: &Path, arch: &str) -> Vec<PathBuf> {
     let table = [
@@ -269,7 +280,7 @@ pub(crate) fn system_folders(root: &Path, arch: &str) -> Vec<PathBuf> {
         "usr/lib/wsl/lib",
         "usr/local/nvidia/lib64",
         "usr/local/nvidia/lib",
-        "run/opengl-driver/lib",
+        LAST_OF_THE_DRIVER,
         "usr/lib/{multiarch}",
         "usr/lib64",
         "usr/lib",
@@ -326,12 +337,17 @@ pub(crate) fn find(library: &Library, context: &Context) -> Result<Search, Strin
         let source = Source::Variable(name.clone());
         for folder in &installation_folders(&home, &context.arch) {
             look_into(folder, &source, library, context, &mut search);
+            let is_home = folder.as_os_str() == home.as_os_str();
+            if let Some(found) = &mut search.found {
+                // Whoever names the folder of an NCCL means it, whatever its name. A libcuda in
+                // `stubs` never is a driver.
+                found.toolkit_stub &= !(library.strict && is_home);
+            }
             if search.found.is_some() && library.strict || has_real(&search) {
                 search.watch.clear();
                 return Ok(search);
             }
             // A watched folder is walked on each build: the home only where it has no other.
-            let is_home = folder.as_os_str() == home.as_os_str();
             if folder.is_dir() && (!is_home || search.watch.is_empty()) {
                 search.watch.push(folder.clone());
             }
@@ -340,12 +356,12 @@ pub(crate) fn find(library: &Library, context: &Context) -> Result<Search, Strin
             return Err(nothing_below(library, &name, &home, &search));
         }
     }
-    let cache = context.root.join("etc/ld.so.cache");
-    if let Ok(bytes) = fs::read(&*cache) {
-        for file in &cached_files(&bytes, library.soname) {
-            let file = context.root.join(file.strip_prefix("/").unwrap_or(file));
-            examine(file, &Source::LoaderCache, library, context, &mut search);
-        }
+    let cache = context.root.join(LOADER_CACHE);
+    for file in &cached_files(&context.cache, library.soname) {
+        let file = below(context.root, file);
+        examine(file, &Source::LoaderCache, library, context, &mut search);
+    }
+    if cache.is_file() {
         search.watch.push(cache);
     }
     for folder in &system_folders(context.root, &context.arch) {
@@ -355,6 +371,10 @@ pub(crate) fn find(library: &Library, context: &Context) -> Result<Search, Strin
         look_into(folder, &Source::SystemPlace, library, context, &mut search);
     }
     Ok(search)
+}
+
+fn below(root: &Path, file: &str) -> PathBuf {
+    root.join(file.strip_prefix("/").unwrap_or(file))
 }
 
 fn has_real(search: &Search) -> bool {
@@ -375,7 +395,7 @@ fn home(library: &Library, context: &Context) -> Result<Option<(String, PathBuf)
                     .to_string()
             }
             Ok(metadata) if metadata.is_dir() => {
-                return Ok(Some((name.clone(), carried(library, value, context))));
+                return Ok(Some((name.clone(), carried(value, context))));
             }
             Ok(_) => format!("a file: name the folder that holds {}", library.soname),
             Err(error) => format!("which {}", reason(&error)),
@@ -385,20 +405,35 @@ fn home(library: &Library, context: &Context) -> Result<Option<(String, PathBuf)
     Ok(None)
 }
 
-/// `home`, through a link where cargo's lines or a list of run-time folders cannot carry it.
-fn carried(library: &Library, home: &Path, context: &Context) -> PathBuf {
+/// `folder`, through a link where cargo's lines or a list of run-time folders cannot carry it.
+fn carried(folder: &Path, context: &Context) -> PathBuf {
     // Without a slash at the end.
-    let home = home.components().as_path();
-    let mut awkward = home.to_str().is_none();
-    for byte in home.as_os_str().as_encoded_bytes() {
+    let folder = folder.components().as_path();
+    if !awkward(folder) {
+        return folder.to_path_buf();
+    }
+    let link = own_place(folder, context.out);
+    if !link.is_symlink() {
+        make_link(folder, &link);
+    }
+    link
+}
+
+fn awkward(path: &Path) -> bool {
+    let mut awkward = path.to_str().is_none();
+    for byte in path.as_os_str().as_encoded_bytes() {
         awkward |= matches!(byte, b'\n' | b'\r' | b',' | b':' | b'$');
     }
-    if !awkward {
-        return home.to_path_buf();
+    awkward
+}
+
+/// A place in OUT_DIR that no other path gets: programs that were built for another stay whole.
+fn own_place(path: &Path, out: &Path) -> PathBuf {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in path.as_os_str().as_encoded_bytes() {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     }
-    let link = context.out.join("home").join(library.name);
-    make_link(home, &link);
-    link
+    out.join("home").join(format!("{hash:x}"))
 }
 
 fn nothing_below(library: &Library, name: &str, home: &Path, search: &Search) -> String {
@@ -471,7 +506,8 @@ fn parent(file: &Path) -> &Path {
     file.parent().unwrap_or(file)
 }
 
-/// The files that the dynamic loader's cache has under this name, the preferred one first.
+/// The files that the dynamic loader's cache has under this name, the preferred one first; all that
+/// suit every processor of the target where the name is empty.
 pub(crate) fn cached_files<'a>(cache: &'a [u8], soname: &str) -> Vec<&'a str> {
     let magic = b"glibc-ld.so.cache1.1";
     let (header, entry_size) = (48, 24);
@@ -484,7 +520,12 @@ pub(crate) fn cached_files<'a>(cache: &'a [u8], soname: &str) -> Vec<&'a str> {
     while entry < header + count * entry_size && entry + entry_size <= cache.len() {
         let name = text_at(cache, number(cache, entry + 4, 4));
         let file = text_at(cache, number(cache, entry + 8, 4));
-        if name == soname && !file.is_empty() {
+        let wanted = match soname {
+            "" => number(cache, entry + 16, 8) == 0,
+            soname => name == soname,
+        };
+        // A path that is no UTF-8 is no more than passed over.
+        if wanted && !file.is_empty() {
             files.push(file);
         }
         entry += entry_size;
@@ -520,8 +561,9 @@ pub(crate) fn check(file: &Path, library: &Library, context: &Context) -> Result
     };
     let read = |at: u64, count: u64| -> Result<Vec<u8>, String> {
         let mut bytes = vec![0; count.min(length.saturating_sub(at)) as usize];
-        match file.read_exact_at(&mut bytes, at) {
-            Ok(()) => Ok(bytes),
+        match file.read_at(&mut bytes, at) {
+            Ok(count) if count == bytes.len() => Ok(bytes),
+            Ok(_) => Err("is truncated while it is read".into()),
             Err(error) => Err(reason(&error)),
         }
     };
@@ -564,13 +606,28 @@ pub(crate) fn check(file: &Path, library: &Library, context: &Context) -> Result
     if end > length {
         return truncated(end);
     }
+    let (segments_at, segments_size) = (field(32, 8), field(56, 2) * 56);
+    let end = segments_at.saturating_add(segments_size);
+    if end > length {
+        return truncated(end);
+    }
 
     // The soname: program headers, the dynamic section among them, its string table.
-    let segments = read(field(32, 8), field(56, 2) * 56)?;
+    let segments = read(segments_at, segments_size)?;
     let mut dynamic = Vec::new();
     for segment in segments.chunks_exact(56) {
-        if number(segment, 0, 4) == 2 {
-            dynamic = read(number(segment, 8, 8), number(segment, 32, 8))?;
+        let kind = number(segment, 0, 4);
+        let (at, size) = (number(segment, 8, 8), number(segment, 32, 8));
+        // What is loaded, and the dynamic section.
+        if kind == 1 || kind == 2 {
+            let end = at.saturating_add(size);
+            if end > length {
+                return truncated(end);
+            }
+        }
+        if kind == 2 {
+            // Enough for some thousand entries.
+            dynamic = read(at, size.min(1 << 16))?;
         }
     }
     if dynamic.is_empty() {
@@ -652,13 +709,42 @@ fn text_at(bytes: &[u8], at: u64) -> &str {
 
 /// The `nccl.h` that was installed with the library in this folder.
 pub(crate) fn header_of(folder: &Path) -> Option<PathBuf> {
-    for folder in folder.ancestors().take(3) {
-        let header = folder.join("include/nccl.h");
-        if header.is_file() {
-            return Some(header);
-        }
+    if let Some(header) = header_near(folder) {
+        return Some(header);
     }
-    None
+    // The folder may be known by a link, which has other neighbours.
+    match folder.canonicalize() {
+        Ok(real) => header_near(&real),
+        Err(_) => None,
+    }
+}
+
+fn header_near(mut folder: &Path) -> Option<PathBuf> {
+    if is_stubs(folder) {
+        folder = parent(folder);
+    }
+    if text(folder).ends_with("-linux-gnu") {
+        folder = parent(folder);
+    }
+    // Above anything but a `lib`, another installation may lie.
+    let is_lib = match folder.file_name() {
+        Some(name) => name.as_encoded_bytes().starts_with(b"lib"),
+        None => false,
+    };
+    if is_lib && !is_header(&folder.join("include/nccl.h")) {
+        folder = parent(folder);
+    }
+    let header = folder.join("include/nccl.h");
+    if is_header(&header) {
+        Some(header)
+    } else {
+        None
+    }
+}
+
+fn is_header(file: &Path) -> bool {
+    // The real ones have some 30 KiB.
+    matches!(fs::metadata(file), Ok(metadata) if metadata.is_file() && metadata.len() <= 1 << 20)
 }
 
 /// The version that a `nccl.h` states.
@@ -776,7 +862,7 @@ fn start_stub(library: &Library, search: &Search, context: &Context) -> Option<C
 }
 
 fn stub_file(library: &Library, context: &Context) -> PathBuf {
-    let folder = context.out.join("run").join(library.name);
+    let folder = context.out.join("stub").join(library.name);
     folder.join(library.soname)
 }
 
@@ -854,12 +940,10 @@ fn conclude(
     context: &Context,
     outcome: &mut Outcome,
 ) {
-    describe(library, search, &mut outcome.report);
+    describe(library, search, context, &mut outcome.report);
     if let Some(found) = &search.found {
         link(library, &found.file, found.named, context.out);
         if !found.toolkit_stub {
-            let folder = run_folder(library, found, context.out);
-            append(&mut outcome.folders, ":", text(&folder));
             return;
         }
     }
@@ -888,26 +972,136 @@ fn link(library: &Library, file: &Path, named: bool, out: &Path) {
     make_link(file, &out.join("link").join(name));
 }
 
-/// The folder where the loader finds the library; empty if it need not be told.
-fn run_folder(library: &Library, found: &Found, out: &Path) -> PathBuf {
-    if matches!(found.source, Source::LoaderCache) {
-        return PathBuf::new();
+/// Where a program looks for its libraries at run time, joined by `:`.
+///
+/// The loader asks these folders before its own cache. So once a stub is among them, all that is
+/// real must come before it: what the cache gave, then the system's folders and the cache's.
+pub(crate) fn run_time_folders(
+    nccl: &Search,
+    cuda: &Search,
+    stub_folders: &str,
+    context: &Context,
+) -> String {
+    let mut list = run_folder(&NCCL, nccl, context.out);
+    add_folder(&mut list, &run_folder(&CUDA, cuda, context.out));
+    if !stub_folders.is_empty() {
+        add_cached_folder(&mut list, nccl);
+        add_cached_folder(&mut list, cuda);
+        add_system(&mut list, context);
+        append(&mut list, ":", stub_folders);
     }
-    if found.file.ends_with(library.soname) {
-        return parent(&found.file).to_path_buf();
+    if list.is_empty() {
+        // To the loader, an empty list is the working directory. The program's own is harmless.
+        list += "$ORIGIN";
     }
-    let folder = out.join("run").join(library.name);
-    make_link(&found.file, &folder.join(library.soname));
-    folder
+    list
 }
 
-/// Reports what was found, and names what another search depends on: nothing that does not exist,
-/// or cargo would never rest.
-fn describe(library: &Library, search: &Search, report: &mut String) {
+fn add_cached_folder(list: &mut String, search: &Search) {
+    if let Some(found) = &search.found {
+        if matches!(found.source, Source::LoaderCache) {
+            add_real_folder(list, parent(&found.file));
+        }
+    }
+}
+
+fn add_system(list: &mut String, context: &Context) {
+    for folder in &system_folders(context.root, &context.arch) {
+        add_real_folder(list, folder);
+        if folder.ends_with(LAST_OF_THE_DRIVER) {
+            for file in &cached_files(&context.cache, "") {
+                add_real_folder(list, parent(&below(context.root, file)));
+            }
+        }
+    }
+}
+
+fn add_real_folder(list: &mut String, folder: &Path) {
+    if !is_stubs(folder) && !awkward(folder) {
+        add_folder(list, text(folder));
+    }
+}
+
+fn add_folder(list: &mut String, folder: &str) {
+    for old in list.split(':') {
+        if old == folder {
+            return;
+        }
+    }
+    append(list, ":", folder);
+}
+
+/// The folder where the loader finds a real library; empty if it need not be told.
+fn run_folder(library: &Library, search: &Search, out: &Path) -> String {
+    let Some(found) = &search.found else {
+        return String::new();
+    };
+    if found.toolkit_stub || matches!(found.source, Source::LoaderCache) {
+        return String::new();
+    }
+    if found.file.ends_with(library.soname) {
+        return text(parent(&found.file)).to_string();
+    }
+    let folder = own_place(&found.file, out);
+    let link = folder.join(library.soname);
+    if !link.is_symlink() {
+        make_link(&found.file, &link);
+    }
+    text(&folder).to_string()
+}
+
+/// What another search depends on: nothing that does not exist, or cargo would never rest.
+pub(crate) fn watched(search: &Search, context: &Context) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    for path in &search.watch {
+        watch(path, context, &mut paths);
+    }
+    if let Some(found) = &search.found {
+        paths.push(found.file.clone());
+        if matches!(found.source, Source::Variable(_)) {
+            // Installers keep the time of a file. That of its folder tells of a replacement.
+            watch(parent(&found.file), context, &mut paths);
+        }
+    }
+    paths
+}
+
+fn watch(path: &Path, context: &Context, paths: &mut Vec<PathBuf>) {
+    // The loader's cache tells of the system's own folders.
+    let inside = text(path)
+        .strip_prefix(text(context.root))
+        .unwrap_or_default();
+    let inside = inside.strip_prefix("/").unwrap_or(inside);
+    let system = inside.starts_with("usr/lib") || inside.starts_with("lib");
+    let own = context.out.starts_with(path) || path.starts_with(context.out);
+    if !system && !own && (!path.is_dir() || soon_walked(path)) {
+        paths.push(path.to_path_buf());
+    }
+}
+
+/// Whether a folder has no large ones inside: cargo walks all of it on each build.
+fn soon_walked(folder: &Path) -> bool {
+    let Ok(mut entries) = fs::read_dir(folder) else {
+        return false;
+    };
+    while let Some(Ok(entry)) = entries.next() {
+        if !is_small(&entry.path()) {
+            return false;
+        }
+    }
+    true
+}
+
+fn is_small(path: &Path) -> bool {
+    let name = text(path);
+    is_stubs(path) || name.ends_with("/pkgconfig") || name.ends_with("/cmake") || !path.is_dir()
+}
+
+/// Reports what was found, and tells what another search depends on.
+fn describe(library: &Library, search: &Search, context: &Context, report: &mut String) {
     *report += library.soname;
     if let Some(found) = &search.found {
         let file = text(&found.file);
-        tell("rerun-if-changed", file);
         tell(
             "metadata",
             &format!("{}={}", library.folder_key, text(parent(&found.file))),
@@ -927,23 +1121,21 @@ fn describe(library: &Library, search: &Search, report: &mut String) {
         *report += ": not found\n";
     }
     *report += &search.tried;
-    for path in &search.watch {
-        // The system's own folders take long to walk, and the loader's cache tells of them.
-        let inside = format!("{}/", text(path));
-        if !inside.starts_with("/usr/lib/") && !inside.starts_with("/lib/") {
-            tell("rerun-if-changed", text(path));
-        }
+    for path in &watched(search, context) {
+        tell("rerun-if-changed", text(path));
     }
 }
 
-fn describe_header(found: &Found, report: &mut String) {
+fn describe_header(found: &Found, context: &Context, report: &mut String) {
     let Some(header) = header_of(parent(&found.file)) else {
         *report += "nccl.h: none beside the library\n";
         return;
     };
+    let folder = carried(parent(&header), context);
+    let header = folder.join("nccl.h");
     let contents = fs::read_to_string(&*header).unwrap_or_default();
     tell("rerun-if-changed", text(&header));
-    tell("metadata=INCLUDE_DIR", text(parent(&header)));
+    tell("metadata=INCLUDE_DIR", text(&folder));
     let version = header_version(&contents);
     if let Some(version) = &version {
         tell("metadata=VERSION", version);

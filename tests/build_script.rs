@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use build_script::{
-    CUDA, Context, Found, Library, NCCL, Search, Source, cached_files, check, choose_linker, find,
-    header_of, header_version, installation_folders, stub_source, system_folders, variable_names,
+    CUDA, Context, Found, LOADER_CACHE, Library, NCCL, Search, Source, cached_files, check,
+    choose_linker, find, header_of, header_version, installation_folders, run_time_folders,
+    stub_source, system_folders, variable_names, watched,
 };
 use tempfile::TempDir;
 
@@ -78,6 +79,7 @@ impl Machine {
             arch: self.target.1.to_owned(),
             variable: &|name| self.variables.get(name).cloned(),
             root: &self.path("root"),
+            cache: fs::read(self.path("root").join(LOADER_CACHE)).unwrap_or_default(),
             out: &self.path("out"),
         })
     }
@@ -88,6 +90,18 @@ impl Machine {
 
     fn found(&self, library: &Library) -> Found {
         self.find(library).unwrap().found.unwrap()
+    }
+
+    /// The run-time folders, with `stub` where a library is not found.
+    fn run_time_folders(&self, stub: &str) -> Vec<String> {
+        let [nccl, cuda] = [&NCCL, &CUDA].map(|library| self.find(library).unwrap());
+        let list = self.with_context(|context| run_time_folders(&nccl, &cuda, stub, context));
+        list.split(':').map(str::to_owned).collect()
+    }
+
+    fn watched(&self, library: &Library) -> Vec<PathBuf> {
+        let search = self.find(library).unwrap();
+        self.with_context(|context| watched(&search, context))
     }
 
     fn check(&self, file: &Path) -> Result<bool, String> {
@@ -159,15 +173,15 @@ impl Elf {
 }
 
 /// A loader's cache in the form of glibc 2.32 and later.
-fn loader_cache(entries: &[(&str, &str)]) -> Vec<u8> {
+fn loader_cache<T: AsRef<[u8]>>(entries: &[(&str, T)]) -> Vec<u8> {
     let mut strings = Vec::new();
     let mut table = Vec::new();
     let strings_at = 48 + 24 * entries.len();
     for (name, file) in entries {
         let mut offsets = Vec::new();
-        for text in [name, file] {
+        for text in [name.as_bytes(), file.as_ref()] {
             offsets.push((strings_at + strings.len()) as u32);
-            strings.extend(text.as_bytes());
+            strings.extend(text);
             strings.push(0);
         }
         table.extend(0x303u32.to_le_bytes());
@@ -282,9 +296,10 @@ fn every_layout_of_an_installation_is_found() {
                 assert_eq!(found.source, Source::Variable("NCCL_HOME".to_owned()));
                 assert_eq!(found.toolkit_stub, layout.ends_with("stubs"));
                 assert!(found.named);
-                // The folder itself.
+                // The folder itself: whoever names it means it, even one called `stubs`.
                 machine.set("NCCL_HOME", file.parent().unwrap());
-                assert_eq!(machine.found(&NCCL).file, file);
+                let found = machine.found(&NCCL);
+                assert_eq!((found.file, found.toolkit_stub), (file, false));
             }
         }
     }
@@ -345,11 +360,34 @@ fn check_odd_path(name: &OsStr, carried: bool) {
         assert_eq!(found.canonicalize().unwrap(), file.canonicalize().unwrap());
         if carried {
             assert!(found.starts_with(machine.path("out")), "{text}");
-            // The script begins with an empty OUT_DIR each time.
-            fs::remove_dir_all(machine.path("out/home")).unwrap();
         } else {
             assert_eq!(found.as_os_str(), file.as_os_str());
         }
+    }
+}
+
+#[test]
+fn a_program_built_for_another_home_keeps_its_folders() {
+    let mut machine = Machine::new(X86);
+    let mut folders = Vec::new();
+    for home in ["a,b", "c,d"] {
+        let elf = machine.elf().named("libnccl.so.2");
+        machine.put(format!("{home}/libnccl.so"), elf);
+        machine.set("NCCL_HOME", machine.path(home));
+        let list = machine.run_time_folders("");
+        assert_eq!(list, machine.run_time_folders(""), "a second run");
+        folders.push(list.concat());
+    }
+    for (folder, home) in folders.iter().zip(["a,b", "c,d"]) {
+        let file = Path::new(folder).join("libnccl.so.2");
+        assert_eq!(
+            file.canonicalize().unwrap(),
+            machine
+                .path(home)
+                .canonicalize()
+                .unwrap()
+                .join("libnccl.so")
+        );
     }
 }
 
@@ -360,6 +398,9 @@ fn an_empty_installation_is_an_error_that_lists_every_path_and_is_never_passed_o
     fs::create_dir(machine.path("home")).unwrap();
     machine.put("home/lib/libnccl_static.a", "");
     machine.put("home/lib64/libnccl.so.2", "GROUP ( libnccl.so.2.27.3 )");
+    // One that cannot be looked into is not said to lack the library.
+    fs::create_dir(machine.path("home/targets")).unwrap();
+    symlink("x86_64-linux", machine.path("home/targets/x86_64-linux")).unwrap();
     machine.set("NCCL_HOME", machine.path("home"));
     let error = machine.find(&NCCL).unwrap_err();
     let home = machine.path("home").display().to_string();
@@ -375,19 +416,19 @@ fn an_empty_installation_is_an_error_that_lists_every_path_and_is_never_passed_o
              name the folder of the library it leads to"
         ),
     ];
-    for folder in ["lib/x86_64-linux-gnu", "targets/x86_64-linux/lib"] {
-        expected.push(format!("  {home}/{folder} does not exist"));
-    }
+    expected.push(format!("  {home}/lib/x86_64-linux-gnu does not exist"));
+    let looped = std::io::Error::from_raw_os_error(40);
+    expected.push(format!(
+        "  {home}/targets/x86_64-linux/lib cannot be read: {looped}"
+    ));
     expected.push(format!("  {home} has no libnccl.so.2"));
-    for folder in [
-        "lib/stubs",
-        "lib64/stubs",
-        "lib/x86_64-linux-gnu/stubs",
-        "targets/x86_64-linux/lib/stubs",
-        "stubs",
-    ] {
+    for folder in ["lib/stubs", "lib64/stubs", "lib/x86_64-linux-gnu/stubs"] {
         expected.push(format!("  {home}/{folder} does not exist"));
     }
+    expected.push(format!(
+        "  {home}/targets/x86_64-linux/lib/stubs cannot be read: {looped}"
+    ));
+    expected.push(format!("  {home}/stubs does not exist"));
     assert_eq!(lines[1..lines.len() - 1], expected);
     assert_eq!(
         *lines.last().unwrap(),
@@ -498,6 +539,18 @@ fn what_the_dynamic_loader_would_take_comes_before_the_other_places() {
     let found = search.found.unwrap();
     assert_eq!((found.file, found.source), (listed, Source::LoaderCache));
 
+    // A path that is no UTF-8 does not hide those behind it.
+    let odd: [(&str, &[u8]); 3] = [
+        ("libodd.so.1", b"/srv/\xff/libodd.so.1"),
+        ("libnccl.so.2", b"/srv/\xff/libnccl.so.2"),
+        ("libnccl.so.2", b"/srv/nccl/libnccl.so.2"),
+    ];
+    let odd = loader_cache(&odd);
+    assert_eq!(
+        cached_files(&odd, "libnccl.so.2"),
+        ["/srv/nccl/libnccl.so.2"]
+    );
+
     // Older systems put a table of another form in front.
     let mut older = b"ld.so-1.7.0\0\x02\0\0\0".to_vec();
     older.resize(64, 7);
@@ -519,6 +572,132 @@ fn what_the_dynamic_loader_would_take_comes_before_the_other_places() {
         let files = cached_files(&cache, "libc.so.6");
         assert!(!files.is_empty() && files.iter().all(|file| file.ends_with("/libc.so.6")));
     }
+}
+
+#[test]
+fn no_stub_and_no_other_folder_hides_what_the_loader_would_take() {
+    let mut machine = Machine::new(X86);
+    let root = machine.path("root").display().to_string();
+    let odd = "/srv/a,b";
+    for folder in ["/opt/nccl", "/srv/later", "/srv/stubs", odd] {
+        fs::create_dir_all(format!("{root}{folder}")).unwrap();
+    }
+    machine.put_library("root/opt/nccl", &NCCL);
+    machine.put_library("root/usr/local/lib", &NCCL);
+    let mut cache = loader_cache(&[
+        ("libz.so.1", "/srv/later/libz.so.1".to_owned()),
+        (
+            "libz.so.1",
+            "/srv/glibc-hwcaps/x86-64-v4/libz.so.1".to_owned(),
+        ),
+        ("libz.so.1", "/srv/stubs/libz.so.1".to_owned()),
+        ("libz.so.1", format!("{odd}/libz.so.1")),
+        ("libnccl.so.2", "/opt/nccl/libnccl.so.2".to_owned()),
+        ("libnccl.so.2", "/usr/local/lib/libnccl.so.2".to_owned()),
+    ]);
+    // The second entry is for some processors only.
+    cache[48 + 24 + 16 + 7] = 0x40;
+    machine.put("root/etc/ld.so.cache", cache);
+
+    // Only the driver is missing.
+    let below = |folder: &str| format!("{root}/{folder}");
+    let mut expected = [
+        "opt/nccl",
+        "usr/lib/wsl/lib",
+        "usr/local/nvidia/lib64",
+        "usr/local/nvidia/lib",
+        "run/opengl-driver/lib",
+        "srv/later",
+        "usr/local/lib",
+    ]
+    .map(below)
+    .to_vec();
+    for folder in system_folders(&machine.path("root"), "x86_64") {
+        let folder = folder.display().to_string();
+        if !folder.ends_with("stubs") && !expected.contains(&folder) {
+            expected.push(folder);
+        }
+    }
+    expected.extend(["/stub/a".to_owned(), "/stub/b".to_owned()]);
+    assert_eq!(machine.run_time_folders("/stub/a:/stub/b"), expected);
+
+    // A library that was asked for comes first.
+    machine.put_library("home", &NCCL);
+    machine.set("NCCL_HOME", machine.path("home"));
+    expected.remove(0);
+    expected.insert(0, machine.path("home").display().to_string());
+    let folders = machine.run_time_folders("/stub/a:/stub/b");
+    assert_eq!(folders[..6], expected[..6]);
+    machine.variables.clear();
+
+    // Nothing is missing: the loader needs no help, and gets an own folder rather than an empty list.
+    machine.put_library("root/opt/nccl", &CUDA);
+    let cache = loader_cache(&[
+        ("libnccl.so.2", "/opt/nccl/libnccl.so.2"),
+        ("libcuda.so.1", "/opt/nccl/libcuda.so.1"),
+    ]);
+    machine.put("root/etc/ld.so.cache", cache);
+    assert_eq!(machine.run_time_folders(""), ["$ORIGIN"]);
+
+    // Found where the loader does not look.
+    fs::remove_file(machine.path("root/etc/ld.so.cache")).unwrap();
+    let driver = machine.put_library("root/usr/local/nvidia/lib64", &CUDA);
+    let folders = [
+        below("usr/local/lib"),
+        driver.parent().unwrap().display().to_string(),
+    ];
+    assert_eq!(machine.run_time_folders(""), folders);
+}
+
+#[test]
+fn only_folders_that_are_soon_walked_are_watched_for_a_change() {
+    let mut machine = Machine::new(X86);
+    let cache_file = [machine.put("root/etc/ld.so.cache", "")];
+
+    // The time of the folder tells of a file that was replaced by an older one.
+    let file = machine.put_library("home/lib", &NCCL);
+    machine.set("NCCL_HOME", machine.path("home"));
+    for folder in ["stubs", "pkgconfig", "cmake"] {
+        fs::create_dir(machine.path("home/lib").join(folder)).unwrap();
+    }
+    assert_eq!(
+        machine.watched(&NCCL),
+        [file.clone(), machine.path("home/lib")]
+    );
+    fs::create_dir(machine.path("home/lib/python3.12")).unwrap();
+    assert_eq!(machine.watched(&NCCL), [file]);
+    // Not the system's folders, which the loader's cache tells of.
+    for folder in [
+        "usr/lib",
+        "usr/lib64",
+        "usr/lib/x86_64-linux-gnu",
+        "lib",
+        "lib64",
+    ] {
+        let file = machine.put_library(Path::new("root").join(folder), &NCCL);
+        machine.set("NCCL_HOME", file.parent().unwrap());
+        assert_eq!(machine.watched(&NCCL), [file]);
+    }
+    for home in ["root", "root/usr"] {
+        machine.set("CUDA_PATH", machine.path(home));
+        assert_eq!(machine.watched(&CUDA), cache_file, "{home}");
+    }
+
+    // Nor a folder that the script itself changes.
+    let lib = machine.path("out/lib");
+    fs::create_dir_all(&lib).unwrap();
+    for home in [machine.path(""), machine.path("out")] {
+        machine.set("CUDA_PATH", &home);
+        let watched = machine.watched(&CUDA);
+        assert_eq!(watched, cache_file, "{home:?}");
+    }
+    let toolkit = machine.path("toolkit");
+    fs::create_dir(&toolkit).unwrap();
+    machine.set("CUDA_PATH", &toolkit);
+    assert_eq!(
+        machine.watched(&CUDA),
+        [&[toolkit], &cache_file[..]].concat()
+    );
 }
 
 #[test]
@@ -703,6 +882,46 @@ fn a_sound_library_passes_and_no_damage_panics() {
 }
 
 #[test]
+fn segments_beyond_the_end_are_a_truncation_and_a_long_one_is_not_read_whole() {
+    let machine = Machine::new(X86);
+    let sound = Elf::default().named("libnccl.so.2");
+    let with = |changes: &[(usize, u64)]| {
+        let mut bytes = sound.clone();
+        for (at, value) in changes {
+            bytes[*at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        machine.put("libnccl.so.2", bytes)
+    };
+    const LOAD: usize = 64;
+    const DYNAMIC: usize = 64 + 56;
+    let (offset, size) = (8, 32);
+    let length = sound.len() as u64;
+    for changes in [
+        [(LOAD + size, length + 1)],
+        [(LOAD + size, u64::MAX)],
+        [(LOAD + offset, length)],
+        [(DYNAMIC + size, length)],
+        [(DYNAMIC + size, u64::MAX)],
+        [(DYNAMIC + offset, u64::MAX)],
+        // The program headers.
+        [(32, length - 56)],
+        [(32, u64::MAX)],
+    ] {
+        let why = machine.check(&with(&changes)).unwrap_err();
+        assert!(why.starts_with("is truncated: "), "{changes:?}: {why}");
+    }
+    // Addresses that overflow.
+    let file = with(&[(LOAD + 16, u64::MAX), (64 + 2 * 56 + 24, 0)]);
+    machine.check(&file).unwrap_err();
+
+    // A file of a terabyte, without contents.
+    let file = with(&[(DYNAMIC + size, 1 << 39), (LOAD + size, 1 << 39)]);
+    let sparse = fs::File::options().write(true).open(&file).unwrap();
+    sparse.set_len(1 << 40).unwrap();
+    assert_eq!(machine.check(&file), Ok(true));
+}
+
+#[test]
 fn what_rustc_links_is_understood() {
     let machine = Machine::new((support::host(), std::env::consts::ARCH));
     let file = machine.path("libnccl.so.2");
@@ -735,6 +954,26 @@ fn the_header_beside_the_library_is_found_and_read() {
         );
     }
     assert_eq!(header_of(&machine.path("elsewhere/lib")), None);
+    for folder in ["lib/x86_64-linux-gnu/stubs", "lib"] {
+        let folder = machine.path("home").join(folder);
+        assert_eq!(header_of(&folder).as_ref(), Some(&header));
+    }
+    // Another installation's does not count.
+    for folder in [
+        "home/nccl-2.20/lib",
+        "home/nccl-2.20",
+        "home/lib/nvidia/current",
+    ] {
+        assert_eq!(header_of(&machine.path(folder)), None, "{folder}");
+    }
+    // A link to the folder has other neighbours.
+    fs::create_dir_all(machine.path("home/lib")).unwrap();
+    symlink(machine.path("home/lib"), machine.path("link")).unwrap();
+    let real = header.canonicalize().unwrap();
+    assert_eq!(header_of(&machine.path("link")), Some(real));
+    // Whatever this is, it is no header.
+    machine.put("large/include/nccl.h", vec![b' '; (1 << 20) + 1]);
+    assert_eq!(header_of(&machine.path("large/lib")), None);
     let text = fs::read_to_string(header).unwrap();
     assert_eq!(header_version(&text).as_deref(), Some("2.27.3"));
     assert_eq!(header_version("#define NCCL_MAJOR 2\n"), None);
@@ -888,6 +1127,17 @@ impl Script {
     }
 
     fn run(&self, triple: &str, os: &str, environment: &str, cwd: &Path) -> (bool, String) {
+        self.run_with(triple, os, environment, cwd, &[])
+    }
+
+    fn run_with(
+        &self,
+        triple: &str,
+        os: &str,
+        environment: &str,
+        cwd: &Path,
+        variables: &[(&str, &OsStr)],
+    ) -> (bool, String) {
         let mut script = support::clean(self.folder.path().join("script"));
         script
             .current_dir(cwd)
@@ -895,7 +1145,8 @@ impl Script {
             .env("TARGET", triple)
             .env("CARGO_CFG_TARGET_ARCH", triple.split('-').next().unwrap())
             .env("CARGO_CFG_TARGET_OS", os)
-            .env("CARGO_CFG_TARGET_ENV", environment);
+            .env("CARGO_CFG_TARGET_ENV", environment)
+            .envs(variables.iter().copied());
         let output = script.output().unwrap();
         assert_eq!(
             output.stderr,
@@ -931,6 +1182,8 @@ fn the_script_as_cargo_runs_it() {
         let sentence = format!("NCCL needs Linux with glibc: nothing is linked for {triple}");
         assert!(output.contains(&format!("cargo::warning={sentence}\n")));
         assert!(!output.contains("rustc-link"), "{output}");
+        // The README's build.rs asks for it.
+        assert!(output.contains("cargo::metadata=RPATH=$ORIGIN\n"));
         assert_eq!(script.report(), sentence);
     }
 
@@ -963,6 +1216,54 @@ fn the_script_as_cargo_runs_it() {
     {
         let line = format!("cargo::rerun-if-env-changed={name}\n");
         assert!(output.contains(&line), "{name}");
+    }
+
+    // What is named by a variable, with the header beside it.
+    let machine = Machine::new((support::host(), std::env::consts::ARCH));
+    let library = machine.put_library("home,a/lib", &NCCL);
+    let text = "#define NCCL_MAJOR 2\n#define NCCL_MINOR 27\n#define NCCL_PATCH 3\n";
+    machine.put("home,a/include/nccl.h", text);
+    let lib = library.parent().unwrap();
+    for home in [lib.parent().unwrap(), lib] {
+        let variables = [
+            ("NCCL_HOME", home.as_os_str()),
+            (
+                "CARGO_CFG_TARGET_FEATURE",
+                OsStr::new("fxsr,crt-static,sse"),
+            ),
+        ];
+        let (success, output) =
+            script.run_with(support::host(), "linux", "gnu", package, &variables);
+        assert!(success, "{output}");
+        assert!(
+            output.contains("cargo::metadata=VERSION=2.27.3\n"),
+            "{output}"
+        );
+        assert!(output.contains("cargo::warning=a program with glibc linked in (crt-static)"));
+        assert!(!output.contains("OUT_DIR is"), "{output}");
+        let value = |key: &str| {
+            let line = output.lines().find_map(|line| line.strip_prefix(key));
+            line.unwrap_or_else(|| panic!("{key} in {output}"))
+                .to_owned()
+        };
+        let include = value("cargo::metadata=INCLUDE_DIR=");
+        let header = format!("cargo::rerun-if-changed={include}/nccl.h\n");
+        assert!(output.contains(&header), "{output}");
+        assert!(!include.contains(','), "{include}");
+        assert!(!value("cargo::metadata=RPATH=").contains(','), "{output}");
+    }
+
+    // A folder of the target that no run-time path can name.
+    for name in ["a,b", "$ORIGIN", "a\nb"] {
+        let out = machine.path(name);
+        fs::create_dir(&out).unwrap();
+        let variables = [("OUT_DIR", out.as_os_str())];
+        let (success, output) =
+            script.run_with(support::host(), "linux", "gnu", package, &variables);
+        assert!(success, "{output}");
+        let sentence = format!("cargo::warning=OUT_DIR is {out:?}, which no run-time path can");
+        assert!(output.contains(&sentence), "{output}");
+        assert!(!output.contains("crt-static"), "{output}");
     }
 
     // Declarations without a function are a defect of the package, unless no stub is needed.
