@@ -5,10 +5,11 @@
 //! Exit code 0: collectives can run; 1: they can, but something deserves a look; 2: they cannot.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
-use metrale_gpu_sys::cuda::{self, CuDeviceAttribute};
-use metrale_gpu_sys::nccl::{self, NcclVersion};
+use metrale_gpu_sys::cuda::{self, CuDeviceAttribute, CuResult, CudaError};
+use metrale_gpu_sys::nccl::{self, NcclConfig, NcclError, NcclVersion};
 use metrale_gpu_sys::{BINDING, BUILD_REPORT, LoadedLibrary};
 
 /// Say what this crate found when it was built, what it uses now, and what stands in the way.
@@ -63,6 +64,14 @@ fn main() -> ExitCode {
     section("CUDA driver");
     if let Err(error) = devices(&mut findings) {
         findings.fatal(format!("{error:#}"));
+    }
+
+    if findings.fatal.is_empty() {
+        section("A communicator of one rank");
+        match communicator() {
+            Ok(()) => println!("device 0 has made one"),
+            Err(error) => findings.fatal(format!("no communicator on device 0: {error:#}")),
+        }
     }
 
     section("Variables in force");
@@ -149,14 +158,32 @@ impl Findings {
     }
 }
 
-/// Prints where a library came from.
-fn loaded(name: &str, library: Option<LoadedLibrary>, findings: &mut Findings) {
+/// Whether this is what a stub answers, which only stands in for a library.
+fn is_stub(error: &anyhow::Error) -> bool {
+    let nccl = error
+        .downcast_ref::<NcclError>()
+        .and_then(|error| error.text.as_deref());
+    let cuda = error.downcast_ref::<CudaError>().map(|error| error.code);
+    nccl.is_some_and(|text| text.contains("import stub")) || cuda == Some(CuResult::StubLibrary)
+}
+
+/// Prints where a library came from, and whether it is one, by its answer to a first call.
+fn loaded<T>(
+    name: &str,
+    library: Option<LoadedLibrary>,
+    answer: &anyhow::Result<T>,
+    findings: &mut Findings,
+) {
     let Some(library) = library else {
         println!("file: none");
         findings.fatal(format!("no {name} is mapped into this process"));
         return;
     };
-    println!("file: {}", library.path.display());
+    let kind = match answer {
+        Err(error) if is_stub(error) => ", a stub and not the library",
+        _ => "",
+    };
+    println!("file: {}{kind}", library.path.display());
     for other in &library.others {
         println!("second copy: {}", other.display());
         findings.note(format!(
@@ -169,8 +196,9 @@ fn loaded(name: &str, library: Option<LoadedLibrary>, findings: &mut Findings) {
 }
 
 fn nccl_library(findings: &mut Findings) {
-    loaded("libnccl", nccl::loaded_library(), findings);
-    match nccl::version() {
+    let version = nccl::version();
+    loaded("libnccl", nccl::loaded_library(), &version, findings);
+    match version {
         Ok(version) => {
             println!("version: {version}");
             if version < OLDEST {
@@ -206,8 +234,9 @@ fn nccl_library(findings: &mut Findings) {
 }
 
 fn devices(findings: &mut Findings) -> anyhow::Result<()> {
-    loaded("libcuda", cuda::loaded_library(), findings);
-    cuda::init()?;
+    let started = cuda::init();
+    loaded("libcuda", cuda::loaded_library(), &started, findings);
+    started?;
     let driver = cuda::driver_version()?;
     println!("driver: CUDA {}.{}", driver / 1000, driver % 1000 / 10);
     let count = cuda::device_count()?;
@@ -246,6 +275,23 @@ fn devices(findings: &mut Findings) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Makes a communicator of one rank on device 0, which takes a driver that suits this NCCL.
+fn communicator() -> anyhow::Result<()> {
+    cuda::use_device(0)?;
+    let id = nccl::unique_id()?;
+    let config = NcclConfig::non_blocking();
+    let mut comm = std::ptr::null_mut();
+    // SAFETY: `comm` takes one communicator, which this thread alone uses; to abort is right in any
+    // state, also if there is none.
+    unsafe {
+        let result = nccl::ncclCommInitRankConfig(&mut comm, 1, id, 0, &config);
+        let made = nccl::check_started(result, "ncclCommInitRankConfig")
+            .and_then(|()| nccl::wait_ready(comm, Duration::from_secs(60)));
+        nccl::ncclCommAbort(comm);
+        made
+    }
 }
 
 fn variables(findings: &mut Findings) {

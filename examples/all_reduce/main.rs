@@ -8,10 +8,12 @@ mod values;
 
 use std::ffi::c_void;
 use std::process::ExitCode;
+use std::ptr::null_mut;
 use std::sync::{Condvar, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, ensure};
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, builder::TypedValueParser};
 use metrale_gpu_sys::cuda::{
@@ -52,7 +54,7 @@ const OPERATORS: [(&str, NcclRedOp); 5] = [
 struct Options {
     /// How many ranks; one a visible GPU if not given. More ranks than GPUs share them, which NCCL
     /// 2.30 and newer take with NCCL_MULTI_RANK_GPU_ENABLE=1.
-    #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(i32).range(1..=1024))]
     ranks: Option<i32>,
     /// Elements of each rank's buffer.
     #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u64).range(..=1 << 32))]
@@ -95,6 +97,12 @@ fn run(options: &Options) -> anyhow::Result<bool> {
     let devices = device_count()?;
     ensure!(devices > 0, "the driver sees no GPU; `doctor` tells more");
     let nranks = options.ranks.unwrap_or(devices);
+    let reduction = Reduction {
+        datatype: options.dtype,
+        op: options.op,
+        nranks,
+    };
+    reduction.ensure_checkable()?;
     println!(
         "NCCL {}, ranks: {nranks}, GPUs: {}",
         version()?,
@@ -102,38 +110,35 @@ fn run(options: &Options) -> anyhow::Result<bool> {
     );
 
     let job = Job {
-        reduction: Reduction {
-            datatype: options.dtype,
-            op: options.op,
-            nranks,
-        },
+        reduction,
         elements: options.elements as usize,
         devices,
         id: unique_id()?,
         timeout: Duration::from_secs(options.timeout),
         gate: Gate::new(nranks),
     };
-    let rows: Vec<anyhow::Result<Row>> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..nranks)
-            .map(|rank| {
-                let job = &job;
-                scope.spawn(move || job.rank(rank).with_context(|| format!("rank {rank}")))
-            })
-            .collect();
+    let rows: Vec<Option<Row>> = thread::scope(|scope| {
+        let mut ranks = Vec::new();
+        for rank in 0..nranks {
+            let job = &job;
+            match thread::Builder::new().spawn_scoped(scope, move || job.rank(rank)) {
+                Ok(thread) => ranks.push(thread),
+                Err(error) => {
+                    job.gate.fail(rank, anyhow!(error).context("no thread"));
+                    break;
+                }
+            }
+        }
         ranks
             .into_iter()
-            .map(|rank| rank.join().expect("a rank's thread panicked"))
+            .map(|rank| rank.join().ok().flatten())
             .collect()
     });
+    if let Some(error) = job.gate.into_failure() {
+        return Err(error);
+    }
 
-    // The rank that failed first, not one that stopped because of it.
-    let failed = rows
-        .iter()
-        .position(|row| matches!(row, Err(e) if !e.is::<PeerFailed>()));
-    let rows = match failed {
-        Some(index) => return Err(rows.into_iter().nth(index).unwrap().err().unwrap()),
-        None => rows.into_iter().collect::<anyhow::Result<Vec<Row>>>()?,
-    };
+    let rows: Vec<Row> = rows.into_iter().flatten().collect();
     println!(
         "{:>4} {:>6} {:>12} {:>12} {:>10}",
         "rank", "device", "elements", "result", "time"
@@ -146,7 +151,7 @@ fn run(options: &Options) -> anyhow::Result<bool> {
         };
         println!(
             "{rank:>4} {:>6} {:>12} {result:>12} {:>7.3} ms",
-            row.device, job.elements, row.ms
+            row.device, options.elements, row.ms
         );
         if let Some(first) = &row.first_wrong {
             println!("     {first}");
@@ -173,138 +178,178 @@ struct Row {
     ms: f32,
 }
 
+/// A rank's stream, its two buffers on the device, and the one on the host.
+struct Buffers {
+    stream: u64,
+    send: u64,
+    recv: u64,
+    host: Vec<u8>,
+}
+
 impl Job {
-    /// The work of one rank. Nothing that waits for the whole device (allocate, free) may run while a
-    /// peer's collective waits for this rank on the same GPU: each step ends at the gate.
-    fn rank(&self, rank: i32) -> anyhow::Result<Row> {
+    /// The work of one rank; `None` if any rank failed. Nothing that waits for the whole device
+    /// (allocate, free) may run while a peer's collective waits for this rank on the same GPU: each
+    /// step ends at the gate.
+    fn rank(&self, rank: i32) -> Option<Row> {
+        let gate = &self.gate;
         let device = rank % self.devices;
-        let Reduction {
-            datatype,
-            op,
-            nranks,
-        } = self.reduction;
-        let size = datatype.size().expect("every type on offer has a size");
-        let mut host = Vec::with_capacity(self.elements * size);
-        for index in 0..self.elements {
-            self.reduction
-                .encode(self.reduction.input(rank, index), &mut host);
-        }
+        // Aborted only after the gate knows of a failure, so that the peers know the cause.
+        let mut comm = Comm(null_mut());
+        let _guard = FailOnPanic { gate, rank };
+        let mut buffers = gate.meet(rank, self.allocate(device))?;
+        gate.meet(rank, self.fill(rank, &mut buffers))?;
+        gate.meet(rank, self.connect(rank, &mut comm))?;
+        let ms = gate.meet(rank, self.reduce(&comm, &mut buffers))?;
+        gate.meet(rank, self.close(&mut comm))?;
+        let (wrong, first_wrong) = self.check(&buffers.host);
+        gate.meet(rank, buffers.free())?;
+        Some(Row {
+            device,
+            wrong,
+            first_wrong,
+            ms,
+        })
+    }
+
+    fn allocate(&self, device: i32) -> anyhow::Result<Buffers> {
+        use_device(device)?;
+        let bytes = self.elements * self.element_size();
         // The driver refuses to allocate nothing.
-        let bytes = host.len().max(1);
-        let (stream, send, recv) = self.gate.meet((|| {
-            use_device(device)?;
-            let stream = create_stream()?;
-            let (send, recv) = (mem_alloc(bytes)?, mem_alloc(bytes)?);
-            // SAFETY: `send` holds `host.len()` bytes, and `host` lives past the wait.
-            unsafe { memcpy_htod_async(send, &host, stream)? };
-            sync_stream(stream)?;
-            Ok((stream, send, recv))
-        })())?;
+        let (send, recv) = (mem_alloc(bytes.max(1))?, mem_alloc(bytes.max(1))?);
+        let mut host = Vec::new();
+        host.try_reserve_exact(bytes)
+            .with_context(|| format!("no room for {bytes} bytes on the host"))?;
+        Ok(Buffers {
+            stream: create_stream()?,
+            send,
+            recv,
+            host,
+        })
+    }
 
-        let comm = self.gate.meet(self.connect(rank, nranks))?;
-        let row = self.gate.meet((|| {
-            let (start, end) = (create_timing_event()?, create_timing_event()?);
-            // The first one connects the ranks; the second is timed.
-            for _ in 0..2 {
-                record_event(start, stream)?;
-                // SAFETY: the communicator is live, and both buffers hold `elements` elements on its device.
-                let result = unsafe {
-                    ncclAllReduce(
-                        send as *const c_void,
-                        recv as *mut c_void,
-                        self.elements,
-                        datatype,
-                        op,
-                        comm.0,
-                        stream,
-                    )
-                };
-                check_started(result, "ncclAllReduce")?;
-                comm.wait_ready(self.timeout)?;
-                record_event(end, stream)?;
-                self.wait(&comm, stream)?;
-            }
-            let ms = elapsed_ms(start, end)?;
-            destroy_event(start);
-            destroy_event(end);
-            // SAFETY: `recv` holds `host.len()` bytes, and `host` lives past the wait.
-            unsafe { memcpy_dtoh_async(&mut host, recv, stream)? };
-            self.wait(&comm, stream)?;
-            let mut row = Row {
-                device,
-                wrong: 0,
-                first_wrong: None,
-                ms,
-            };
-            for (index, element) in host.chunks_exact(size).enumerate() {
-                let got = self.reduction.decode(element);
-                let (expected, tolerance) = self.reduction.expected(index);
-                let right = (got - expected).abs() <= tolerance;
-                if !right {
-                    row.wrong += 1;
-                    row.first_wrong
-                        .get_or_insert_with(|| format!("[{index}] is {got}, expected {expected}"));
-                }
-            }
-            Ok(row)
-        })())?;
-
-        self.gate.meet(comm.close(self.timeout))?;
-        destroy_stream(stream);
-        // SAFETY: all work that used the buffers is done.
-        unsafe {
-            mem_free(send)?;
-            mem_free(recv)?;
+    fn fill(&self, rank: i32, buffers: &mut Buffers) -> anyhow::Result<()> {
+        for index in 0..self.elements {
+            let input = self.reduction.input(rank, index);
+            self.reduction.encode(input, &mut buffers.host);
         }
-        Ok(row)
+        // SAFETY: `send` holds as many bytes as `host`, which lives past the wait.
+        unsafe { memcpy_htod_async(buffers.send, &buffers.host, buffers.stream)? };
+        sync_stream(buffers.stream)
     }
 
     /// Joins the communicator. It is non-blocking, so that a peer that never comes ends in an error
     /// and not in a hang.
-    fn connect(&self, rank: i32, nranks: i32) -> anyhow::Result<Comm> {
-        let mut comm = Comm(std::ptr::null_mut());
+    fn connect(&self, rank: i32, comm: &mut Comm) -> anyhow::Result<()> {
         let config = NcclConfig::non_blocking();
+        let nranks = self.reduction.nranks;
         // SAFETY: `comm` takes one communicator and `config` is initialised.
         let result = unsafe { ncclCommInitRankConfig(&mut comm.0, nranks, self.id, rank, &config) };
         check_started(result, "ncclCommInitRankConfig")?;
-        comm.wait_ready(self.timeout)?;
-        Ok(comm)
+        self.wait(|| comm.ready())
     }
 
-    /// Waits for the stream, but no longer than the deadline, nor after the communicator has failed.
-    fn wait(&self, comm: &Comm, stream: u64) -> anyhow::Result<()> {
-        let start = Instant::now();
-        while !stream_ready(stream)? {
-            comm.wait_ready(self.timeout)?;
-            if start.elapsed() > self.timeout {
-                bail!(
-                    "the collective did not end within {:?}; a peer is missing or stuck",
-                    self.timeout
-                );
+    /// Reduces, brings the result to the host, and tells the milliseconds on the device.
+    fn reduce(&self, comm: &Comm, buffers: &mut Buffers) -> anyhow::Result<f32> {
+        let stream = buffers.stream;
+        let (start, end) = (create_timing_event()?, create_timing_event()?);
+        // The first one connects the ranks; the second is timed.
+        for _ in 0..2 {
+            record_event(start, stream)?;
+            // SAFETY: the communicator is live, and both buffers hold `elements` elements on its device.
+            let result = unsafe {
+                ncclAllReduce(
+                    buffers.send as *const c_void,
+                    buffers.recv as *mut c_void,
+                    self.elements,
+                    self.reduction.datatype,
+                    self.reduction.op,
+                    comm.0,
+                    stream,
+                )
+            };
+            check_started(result, "ncclAllReduce")?;
+            self.wait(|| comm.ready())?;
+            record_event(end, stream)?;
+            self.wait(|| Ok(comm.ready()? && stream_ready(stream)?))?;
+        }
+        let ms = elapsed_ms(start, end)?;
+        destroy_event(start);
+        destroy_event(end);
+        // SAFETY: `recv` holds as many bytes as `host`, which lives past the wait.
+        unsafe { memcpy_dtoh_async(&mut buffers.host, buffers.recv, stream)? };
+        sync_stream(stream)?;
+        Ok(ms)
+    }
+
+    /// How many elements are wrong, and the first of them in words.
+    fn check(&self, host: &[u8]) -> (usize, Option<String>) {
+        let (mut wrong, mut first) = (0, None);
+        for (index, element) in host.chunks_exact(self.element_size()).enumerate() {
+            let got = self.reduction.decode(element);
+            let (expected, tolerance) = self.reduction.expected(index);
+            let right = (got - expected).abs() <= tolerance;
+            if !right {
+                wrong += 1;
+                first.get_or_insert_with(|| format!("[{index}] is {got}, expected {expected}"));
             }
-            std::thread::yield_now();
+        }
+        (wrong, first)
+    }
+
+    /// Ends the communicator in peace, together with its peers.
+    fn close(&self, comm: &mut Comm) -> anyhow::Result<()> {
+        // SAFETY: the communicator is live and idle.
+        check_started(unsafe { ncclCommFinalize(comm.0) }, "ncclCommFinalize")?;
+        self.wait(|| comm.ready())?;
+        let comm = std::mem::replace(&mut comm.0, null_mut());
+        // SAFETY: finalized, and nothing knows it afterwards.
+        check_nccl(unsafe { ncclCommDestroy(comm) }, "ncclCommDestroy")
+    }
+
+    /// Waits until `done`, but no longer than the deadline, nor after a rank has failed.
+    fn wait(&self, mut done: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+        let start = Instant::now();
+        while !done()? {
+            ensure!(!self.gate.failed(), "another rank failed");
+            ensure!(
+                start.elapsed() < self.timeout,
+                "not done within {:?}; a peer is missing or stuck",
+                self.timeout
+            );
+            thread::sleep(Duration::from_micros(50));
         }
         Ok(())
     }
+
+    fn element_size(&self) -> usize {
+        let size = self.reduction.datatype.size();
+        size.expect("every type on offer has a size")
+    }
 }
 
-/// A communicator that is aborted on every way out but [`Comm::close`].
+impl Buffers {
+    fn free(self) -> anyhow::Result<()> {
+        destroy_stream(self.stream);
+        // SAFETY: all work that used the buffers is done.
+        unsafe {
+            mem_free(self.send)?;
+            mem_free(self.recv)
+        }
+    }
+}
+
+/// A communicator that is aborted on every way out but [`Job::close`].
 struct Comm(NcclComm);
 
 impl Comm {
-    fn wait_ready(&self, timeout: Duration) -> anyhow::Result<()> {
-        // SAFETY: the communicator is live, and this thread's own.
-        unsafe { wait_ready(self.0, timeout) }
-    }
-
-    /// Ends it in peace, together with its peers.
-    fn close(self, timeout: Duration) -> anyhow::Result<()> {
-        // SAFETY: the communicator is live and idle.
-        check_started(unsafe { ncclCommFinalize(self.0) }, "ncclCommFinalize")?;
-        self.wait_ready(timeout)?;
-        let comm = std::mem::ManuallyDrop::new(self).0;
-        // SAFETY: finalized, and nothing knows it afterwards.
-        check_nccl(unsafe { ncclCommDestroy(comm) }, "ncclCommDestroy")
+    /// Whether it has done what it was last asked to; an error if it failed.
+    fn ready(&self) -> anyhow::Result<bool> {
+        let mut state = NcclResult::Success;
+        // SAFETY: the communicator is live and this thread's own, and `state` takes one code.
+        let asked = unsafe { ncclCommGetAsyncError(self.0, &mut state) };
+        check_nccl(asked, "ncclCommGetAsyncError")?;
+        check_started(state, "the communicator")?;
+        Ok(state == NcclResult::Success)
     }
 }
 
@@ -315,49 +360,40 @@ impl Drop for Comm {
     }
 }
 
-/// Where the ranks meet between steps; all go on, or none does.
+/// Where the ranks meet between steps; all go on, until one fails.
 struct Gate {
     ranks: i32,
     state: Mutex<GateState>,
     changed: Condvar,
 }
 
+#[derive(Default)]
 struct GateState {
     arrived: i32,
     round: u64,
-    failed: bool,
+    /// Of the rank that failed first. The others fail because of it, and are not heard.
+    failure: Option<anyhow::Error>,
 }
-
-/// What a rank says that had to stop because a peer failed.
-#[derive(Debug)]
-struct PeerFailed;
-
-impl std::fmt::Display for PeerFailed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("stopped because another rank failed")
-    }
-}
-
-impl std::error::Error for PeerFailed {}
 
 impl Gate {
     fn new(ranks: i32) -> Self {
-        let state = Mutex::new(GateState {
-            arrived: 0,
-            round: 0,
-            failed: false,
-        });
         Self {
             ranks,
-            state,
+            state: Mutex::default(),
             changed: Condvar::new(),
         }
     }
 
-    /// Waits for every rank's outcome of a step.
-    fn meet<T>(&self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
+    /// Waits for every rank to end a step. `None`, at once, when any rank has failed.
+    fn meet<T>(&self, rank: i32, outcome: anyhow::Result<T>) -> Option<T> {
+        let value = match outcome {
+            Ok(value) => value,
+            Err(error) => {
+                self.fail(rank, error);
+                return None;
+            }
+        };
         let mut state = self.state.lock().unwrap();
-        state.failed |= outcome.is_err();
         state.arrived += 1;
         if state.arrived == self.ranks {
             state.arrived = 0;
@@ -365,15 +401,40 @@ impl Gate {
             self.changed.notify_all();
         } else {
             let round = state.round;
-            state = self
-                .changed
-                .wait_while(state, |state| state.round == round)
-                .unwrap();
+            let waits = |state: &mut GateState| state.round == round && state.failure.is_none();
+            state = self.changed.wait_while(state, waits).unwrap();
         }
-        if state.failed && outcome.is_ok() {
-            Err(PeerFailed.into())
-        } else {
-            outcome
+        state.failure.is_none().then_some(value)
+    }
+
+    /// Opens the gate for good: nobody waits here any more.
+    fn fail(&self, rank: i32, error: anyhow::Error) {
+        let mut state = self.state.lock().unwrap();
+        state
+            .failure
+            .get_or_insert_with(|| error.context(format!("rank {rank}")));
+        self.changed.notify_all();
+    }
+
+    fn failed(&self) -> bool {
+        self.state.lock().unwrap().failure.is_some()
+    }
+
+    fn into_failure(self) -> Option<anyhow::Error> {
+        self.state.into_inner().unwrap().failure
+    }
+}
+
+/// Lets the peers of a rank that panics go.
+struct FailOnPanic<'a> {
+    gate: &'a Gate,
+    rank: i32,
+}
+
+impl Drop for FailOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.gate.fail(self.rank, anyhow!("panicked"));
         }
     }
 }

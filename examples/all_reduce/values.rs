@@ -1,6 +1,7 @@
 //! Numbers that every rank can compute and every data type holds exactly, so that each element of a
 //! reduction can be checked without a tolerance wherever the arithmetic is exact.
 
+use anyhow::ensure;
 use half::{bf16, f16};
 use metrale_gpu_sys::nccl::{NcclDataType, NcclRedOp};
 
@@ -13,21 +14,43 @@ pub struct Reduction {
 }
 
 impl Reduction {
+    /// An error where a wrong result could pass for a right one.
+    pub fn ensure_checkable(self) -> anyhow::Result<()> {
+        let most = match self.op {
+            NcclRedOp::Sum | NcclRedOp::Avg if self.is_exact() => self.exact_limit(),
+            // Then the tolerance is a quarter at most.
+            NcclRedOp::Avg => self.exact_limit() / 4 - 1,
+            _ => u64::MAX,
+        };
+        ensure!(
+            self.nranks as u64 <= most,
+            "{:?} over {} ranks is not exact in {:?}, and a wrong result could pass for a right one: take a wider \
+             type, fewer ranks (a power of two of them for averages of floats), or max",
+            self.op,
+            self.nranks,
+            self.datatype
+        );
+        Ok(())
+    }
+
     /// The element that `rank` contributes at `index`.
     pub fn input(self, rank: i32, index: usize) -> f64 {
-        let place = index.wrapping_mul(31) + rank as usize * 17;
-        if self.op == NcclRedOp::Prod {
+        let rank = rank as u64;
+        let nranks = self.nranks as u64;
+        let index = index as u64;
+        let limit = match self.op {
             // A few twos, spread over the ranks: at most 8 in all, which no type overflows.
-            let twos = index % 4;
-            return if (index + rank as usize) % (self.nranks as usize) < twos {
-                2.0
-            } else {
-                1.0
-            };
-        }
-        // Small enough that the sum over all ranks is still exact.
-        let limit = (self.exact_limit() / self.nranks as u64).clamp(2, 1000);
-        (place as u64 % limit) as f64
+            NcclRedOp::Prod => {
+                let two = (index + rank) % nranks < index % 4;
+                return if two { 2.0 } else { 1.0 };
+            }
+            NcclRedOp::Max | NcclRedOp::Min => self.exact_limit(),
+            // Small enough that the sum over all ranks is still exact.
+            _ => self.exact_limit() / nranks,
+        };
+        // As good as random, so that neighbours and ranks differ.
+        let place = ((index + 1) * (rank + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        (place % limit.clamp(2, 1000)) as f64
     }
 
     /// What every rank must find at `index` afterwards, and how far off it may be.
@@ -39,34 +62,20 @@ impl Reduction {
             NcclRedOp::Max => (inputs.fold(f64::MIN, f64::max), 0.0),
             NcclRedOp::Min => (inputs.fold(f64::MAX, f64::min), 0.0),
             NcclRedOp::Avg if !self.is_float() => ((inputs.sum::<f64>() / nranks).trunc(), 0.0),
+            NcclRedOp::Avg if self.is_exact() => (inputs.sum::<f64>() / nranks, 0.0),
             NcclRedOp::Avg => {
-                // NCCL multiplies by 1/nranks rounded to the type, which is exact for powers of two.
                 let mean = inputs.sum::<f64>() / nranks;
-                let exact = self.is_exact() && (self.nranks as u32).is_power_of_two();
-                (mean, if exact { 0.0 } else { self.rounding(mean) })
+                // One rounding a rank, and that of the factor.
+                (mean, mean * (nranks + 1.0) / self.exact_limit() as f64)
             }
-            _ => {
-                let sum: f64 = inputs.sum();
-                (
-                    sum,
-                    if self.is_exact() {
-                        0.0
-                    } else {
-                        self.rounding(sum)
-                    },
-                )
-            }
+            _ => (inputs.sum(), 0.0),
         }
     }
 
-    /// Whether sums of the inputs stay within the integers that the type holds.
+    /// Whether there is nothing to round: NCCL averages floats by a factor of 1/nranks that is
+    /// rounded to the type.
     fn is_exact(self) -> bool {
-        self.nranks as u64 <= self.exact_limit()
-    }
-
-    /// One rounding a rank.
-    fn rounding(self, value: f64) -> f64 {
-        value * f64::from(self.nranks) / self.exact_limit() as f64
+        self.op != NcclRedOp::Avg || !self.is_float() || (self.nranks as u32).is_power_of_two()
     }
 
     fn is_float(self) -> bool {
