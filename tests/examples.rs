@@ -242,7 +242,7 @@ mod linked {
                     continue;
                 }
                 "cuGetErrorString" => ("", "return 1;"),
-                "ncclGetVersion" => ("number: *mut c_int", "*number = 23000;"),
+                "ncclGetVersion" => ("number: *mut c_int", "*number = 29900;"),
                 "cuDeviceGetCount" => ("number: *mut c_int", "*number = 8;"),
                 "ncclCommGetAsyncError" => (
                     "_: *mut c_void, state: *mut c_int",
