@@ -12,10 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use std::{env, fs};
 
-use object::Endianness;
-use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, DynamicTag, FileHeader64};
-use object::read::elf::{Dyn, FileHeader};
-use support::{clean, run, succeed};
+use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH};
+use support::{clean, dynamic, run, succeed};
 use tempfile::TempDir;
 
 /// The packages that are built, in one folder with one target directory, by one test at a time.
@@ -174,25 +172,6 @@ fn cuda(folder: &Path, code: i32) -> PathBuf {
     ];
     support::library(&file, Some("libcuda.so.1"), &functions);
     file
-}
-
-/// The values of a tag in a program's dynamic section.
-fn dynamic(file: &Path, tags: &[DynamicTag]) -> Vec<String> {
-    let data = fs::read(file).unwrap();
-    let data = data.as_slice();
-    let header = FileHeader64::<Endianness>::parse(data).unwrap();
-    let endian = header.endian().unwrap();
-    let sections = header.sections(endian, data).unwrap();
-    let (entries, link) = sections.dynamic(endian, data).unwrap().unwrap();
-    let strings = sections.strings(endian, data, link).unwrap();
-    let mut values = Vec::new();
-    for entry in entries {
-        if tags.contains(&(entry.d_tag(endian))) {
-            let value = strings.get(entry.d_val(endian) as u32).unwrap();
-            values.push(String::from_utf8(value.to_vec()).unwrap());
-        }
-    }
-    values
 }
 
 fn needed(file: &Path) -> Vec<String> {

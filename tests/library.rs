@@ -5,6 +5,7 @@
 
 #[path = "support/gated.rs"]
 mod gated;
+mod support;
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -72,14 +73,15 @@ fn main() {
 
 /// The file that the operating system started, as it lies on the disk.
 fn needed() -> anyhow::Result<()> {
-    let bytes = std::fs::read(std::env::current_exe()?)?;
+    let program = std::env::current_exe()?;
+    let bytes = std::fs::read(&program)?;
     let file = object::File::parse(&*bytes)?;
     let symbols: Vec<&str> = file
         .dynamic_symbols()
         .filter(|symbol| symbol.is_undefined())
         .filter_map(|symbol| symbol.name().ok())
         .collect();
-    let libraries = needed_libraries(&bytes)?;
+    let libraries = support::dynamic(&program, &[object::elf::DT_NEEDED]);
     if BINDING == Binding::Emulated {
         let foreign = |name: &&String| name.contains("nccl") || name.contains("cuda");
         ensure!(
@@ -102,23 +104,6 @@ fn needed() -> anyhow::Result<()> {
         "NEEDED: {libraries:?}"
     );
     Ok(())
-}
-
-fn needed_libraries(bytes: &[u8]) -> anyhow::Result<Vec<String>> {
-    use object::read::elf::{Dyn, ElfFile64};
-    let elf: ElfFile64 = ElfFile64::parse(bytes)?;
-    let (entries, strings) = {
-        let table = elf.elf_section_table();
-        let (entries, link) = table
-            .dynamic(elf.endian(), bytes)?
-            .context("a dynamic section")?;
-        (entries, table.strings(elf.endian(), bytes, link)?)
-    };
-    entries
-        .iter()
-        .filter(|entry| entry.tag(elf.endian()) == object::elf::DT_NEEDED)
-        .map(|entry| Ok(String::from_utf8_lossy(entry.string(elf.endian(), strings)?).into_owned()))
-        .collect()
 }
 
 fn loaded_files() -> anyhow::Result<()> {

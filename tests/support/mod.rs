@@ -1,5 +1,5 @@
-//! What the tests of the build script share: commands that nothing leaks into, and made-up
-//! libraries that need no C compiler.
+//! What tests share: commands that nothing leaks into, made-up libraries that need no C compiler, and
+//! what a program's file says.
 
 #![allow(dead_code)]
 
@@ -7,6 +7,10 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
+
+use object::Endianness;
+use object::elf::{DynamicTag, FileHeader64};
+use object::read::elf::{Dyn, FileHeader};
 
 /// The target that this test runs on.
 pub fn host() -> &'static str {
@@ -104,4 +108,23 @@ pub fn library(file: &Path, soname: Option<&str>, functions: &[(&str, &str)]) {
     succeed(rustc.arg("-o").arg(&made).arg(&source_file));
     fs::create_dir_all(file.parent().unwrap()).unwrap();
     fs::copy(made, file).unwrap();
+}
+
+/// The values of a tag in a program's dynamic section.
+pub fn dynamic(file: &Path, tags: &[DynamicTag]) -> Vec<String> {
+    let data = fs::read(file).unwrap();
+    let data = data.as_slice();
+    let header = FileHeader64::<Endianness>::parse(data).unwrap();
+    let endian = header.endian().unwrap();
+    let sections = header.sections(endian, data).unwrap();
+    let (entries, link) = sections.dynamic(endian, data).unwrap().unwrap();
+    let strings = sections.strings(endian, data, link).unwrap();
+    let mut values = Vec::new();
+    for entry in entries {
+        if tags.contains(&(entry.d_tag(endian))) {
+            let value = strings.get(entry.d_val(endian) as u32).unwrap();
+            values.push(String::from_utf8(value.to_vec()).unwrap());
+        }
+    }
+    values
 }
