@@ -19,17 +19,21 @@
 //! - `DEP_NCCL_LIB_DIR`, `DEP_NCCL_CUDA_LIB_DIR`: the folders of the libraries, where found.
 //! - `DEP_NCCL_INCLUDE_DIR`, `DEP_NCCL_VERSION`: the folder of the `nccl.h` that lies beside the
 //!   library, and the version that it states (`2.27.3`).
-//! - `DEP_NCCL_BINDING`: how the functions are bound (`linked`, `emulated`).
+//! - `DEP_NCCL_BINDING`: how the functions are bound (`linked`, `dlopen`, `emulated`).
 //!
 //! `build_report.txt` in `OUT_DIR` tells what was found, and where it was looked for.
 
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio, exit};
+
+#[path = "src/files.rs"]
+pub(crate) mod files;
+use files::*;
 
 // A build script is compiled without optimization, and every generic function of the standard
 // library anew with it: plain loops and few types keep that to a fraction of the time.
@@ -135,6 +139,8 @@ struct Outcome {
 fn main() {
     let triple = setting("TARGET");
     tell("rerun-if-changed", "build.rs");
+    // Set where the binding is that one: the feature, without the emulator.
+    tell("rustc-check-cfg", "cfg(dlopen)");
     for library in &[&NCCL, &CUDA] {
         for name in &variable_names(library, &triple) {
             tell("rerun-if-env-changed", name);
@@ -147,6 +153,14 @@ fn main() {
         tell("metadata=BINDING", "emulated");
         tell("metadata=RPATH", "$ORIGIN");
         return write(&report_file, "binding: emulated, nothing is linked\n");
+    }
+    if env::var_os("CARGO_FEATURE_DLOPEN").is_some() {
+        tell("rustc-cfg", "dlopen");
+        tell("metadata=BINDING", "dlopen");
+        tell("metadata=RPATH", "$ORIGIN");
+        let line =
+            "binding: dlopen, nothing is linked: the libraries are opened at the first call\n";
+        return write(&report_file, line);
     }
     tell("metadata=BINDING", "linked");
     let environment = env::var("CARGO_CFG_TARGET_ENV").unwrap_or_default();
@@ -253,23 +267,6 @@ pub(crate) fn variable_names(library: &Library, triple: &str) -> [String; 2] {
     [format!("{own}_{plain}").to_uppercase(), plain.to_string()]
 }
 
-/// The folders of an installation that may hold a library; stubs come last.
-pub(crate) fn installation_folders(home: &Path, arch: &str) -> Vec<PathBuf> {
-    let table = [
-        "lib",
-        "lib64",
-        "lib/{multiarch}",
-        "targets/{cuda}/lib",
-        "",
-        "lib/stubs",
-        "lib64/stubs",
-        "lib/{multiarch}/stubs",
-        "targets/{cuda}/lib/stubs",
-        "stubs",
-    ];
-    fill_in(home, &table, arch)
-}
-
 /// The last of the folders that, where they exist, hold the driver's only right library.
 const LAST_OF_THE_DRIVER: &str = "run/opengl-driver/lib";
 
@@ -296,38 +293,6 @@ pub(crate) fn system_folders(root: &Path, arch: &str) -> Vec<PathBuf> {
         "usr/lib/{multiarch}/stubs",
     ];
     fill_in(root, &table, arch)
-}
-
-fn fill_in(base: &Path, table: &[&str], arch: &str) -> Vec<PathBuf> {
-    let multiarch = format!("{arch}-linux-gnu");
-    // Arm servers and Arm boards have different names.
-    let cuda_names: &[&str] = match arch {
-        "x86_64" => &["x86_64-linux"],
-        "aarch64" => &["sbsa-linux", "aarch64-linux"],
-        _ => &["none"],
-    };
-    let mut folders = Vec::new();
-    for entry in table {
-        for name in cuda_names {
-            let mut folder = base.to_path_buf();
-            let mut by_name = false;
-            for part in entry.split('/') {
-                by_name |= part == "{cuda}";
-                match part {
-                    // Without a slash at the end.
-                    "" => {}
-                    "{multiarch}" => folder.push(&*multiarch),
-                    "{cuda}" => folder.push(*name),
-                    part => folder.push(part),
-                }
-            }
-            folders.push(folder);
-            if !by_name {
-                break;
-            }
-        }
-    }
-    folders
 }
 
 /// Looks below the library's variable, then in the system.
@@ -498,10 +463,6 @@ fn examine(
     }
 }
 
-fn is_stubs(folder: &Path) -> bool {
-    folder.ends_with("stubs")
-}
-
 fn parent(file: &Path) -> &Path {
     file.parent().unwrap_or(file)
 }
@@ -537,174 +498,18 @@ pub(crate) fn cached_files<'a>(cache: &'a [u8], soname: &str) -> Vec<&'a str> {
 
 /// Whether `file` can be linked for the target, and if so, whether it has a soname.
 pub(crate) fn check(file: &Path, library: &Library, context: &Context) -> Result<bool, String> {
-    let metadata = match fs::metadata(file) {
-        Ok(metadata) => metadata,
-        Err(error) => {
-            return Err(match fs::read_link(file) {
-                Ok(to) if error.kind() == ErrorKind::NotFound => {
-                    format!("is a dangling link to {}", to.display())
-                }
-                _ => reason(&error),
-            });
-        }
-    };
-    if metadata.is_dir() {
-        return Err("is a directory, not a library".into());
-    }
-    if !metadata.is_file() {
-        return Err("is not a regular file".into());
-    }
-    let length = metadata.len();
-    let file = match File::open(file) {
-        Ok(file) => file,
-        Err(error) => return Err(reason(&error)),
-    };
-    let read = |at: u64, count: u64| -> Result<Vec<u8>, String> {
-        let mut bytes = vec![0; count.min(length.saturating_sub(at)) as usize];
-        match file.read_at(&mut bytes, at) {
-            Ok(count) if count == bytes.len() => Ok(bytes),
-            Ok(_) => Err("is truncated while it is read".into()),
-            Err(error) => Err(reason(&error)),
-        }
-    };
-    let truncated = |end: u64| Err(format!("is truncated: {length} bytes, of {end} or more"));
-
-    let head = read(0, 4096)?;
-    if !head.starts_with(b"\x7fELF") {
-        return Err(what_else(&head).into());
-    }
-    if length < 64 {
-        return truncated(64);
-    }
-    let field = |at: usize, size: usize| number(&head, at, size);
-    let triple = &context.triple;
-    let kind = match (field(4, 1), field(5, 1)) {
-        (2, 1) => "",
-        (1, _) => "32-bit",
-        _ => "big-endian",
-    };
-    if !kind.is_empty() {
-        return Err(format!("is a {kind} library, which {triple} cannot use"));
-    }
-    let machine = match field(18, 2) {
-        62 => "x86_64",
-        183 => "aarch64",
-        21 => "powerpc64",
-        243 => "riscv64",
-        _ => "another machine",
-    };
-    if machine != context.arch {
-        return Err(format!(
-            "is built for {machine}, but the target is {triple}"
-        ));
-    }
-    if field(16, 2) != 3 {
-        return Err("is an ELF file, but not a shared library".into());
-    }
-    // The section table ends the file: a copy that was cut short anywhere lacks it.
-    let end = field(40, 8).saturating_add(field(58, 2) * field(60, 2));
-    if end > length {
-        return truncated(end);
-    }
-    let (segments_at, segments_size) = (field(32, 8), field(56, 2) * 56);
-    let end = segments_at.saturating_add(segments_size);
-    if end > length {
-        return truncated(end);
-    }
-
-    // The soname: program headers, the dynamic section among them, its string table.
-    let segments = read(segments_at, segments_size)?;
-    let mut dynamic = Vec::new();
-    for segment in segments.chunks_exact(56) {
-        let kind = number(segment, 0, 4);
-        let (at, size) = (number(segment, 8, 8), number(segment, 32, 8));
-        // What is loaded, and the dynamic section.
-        if kind == 1 || kind == 2 {
-            let end = at.saturating_add(size);
-            if end > length {
-                return truncated(end);
+    match soname(file, &context.arch)? {
+        None => Ok(false),
+        Some(name) if name == library.soname => Ok(true),
+        Some(name) => Err(format!(
+            "calls itself {}, and programs would ask for that",
+            if name.is_empty() {
+                "nothing that can be read"
+            } else {
+                &name
             }
-        }
-        if kind == 2 {
-            // Enough for some thousand entries.
-            dynamic = read(at, size.min(1 << 16))?;
-        }
+        )),
     }
-    if dynamic.is_empty() {
-        return Err("has no dynamic section".into());
-    }
-    let (mut strings, mut name) = (None, None);
-    for entry in dynamic.chunks_exact(16) {
-        match number(entry, 0, 8) {
-            5 => strings = Some(number(entry, 8, 8)),
-            14 => name = Some(number(entry, 8, 8)),
-            _ => {}
-        }
-    }
-    let (Some(strings), Some(name)) = (strings, name) else {
-        return Ok(false);
-    };
-    for segment in segments.chunks_exact(56) {
-        let inside = strings.wrapping_sub(number(segment, 16, 8));
-        if number(segment, 0, 4) == 1 && inside < number(segment, 32, 8) {
-            let at = number(segment, 8, 8).saturating_add(inside);
-            let bytes = read(at.saturating_add(name), 256)?;
-            let name = text_at(&bytes, 0);
-            if name == library.soname {
-                return Ok(true);
-            }
-            return Err(format!(
-                "calls itself {}, and programs would ask for that",
-                if name.is_empty() {
-                    "nothing that can be read"
-                } else {
-                    name
-                }
-            ));
-        }
-    }
-    Err("has a dynamic section without names".into())
-}
-
-fn what_else(head: &[u8]) -> &'static str {
-    let has = |part: &[u8]| position(head, part).is_some();
-    if head.is_empty() {
-        "is empty"
-    } else if std::str::from_utf8(head).is_err() || has(b"\0") {
-        "is not an ELF file"
-    } else if has(b"GROUP") || has(b"INPUT") {
-        "is a text file, a linker script: name the folder of the library it leads to"
-    } else {
-        "is a text file, not a library"
-    }
-}
-
-/// Where `part` first is.
-fn position(bytes: &[u8], part: &[u8]) -> Option<usize> {
-    let mut at = 0;
-    while !bytes[at..].starts_with(part) {
-        if at == bytes.len() {
-            return None;
-        }
-        at += 1;
-    }
-    Some(at)
-}
-
-/// The little-endian number of up to eight bytes at an offset; 0 beyond the end.
-fn number(bytes: &[u8], at: usize, size: usize) -> u64 {
-    let mut number = [0; 8];
-    if let Some(bytes) = bytes.get(at..at + size) {
-        number[..size].copy_from_slice(bytes);
-    }
-    u64::from_le_bytes(number)
-}
-
-/// The text at an offset, up to the zero byte; empty where there is none.
-fn text_at(bytes: &[u8], at: u64) -> &str {
-    let bytes = bytes.get(at as usize..).unwrap_or_default();
-    let end = position(bytes, b"\0").unwrap_or(0);
-    utf8(&bytes[..end])
 }
 
 /// The `nccl.h` that was installed with the library in this folder.
@@ -1149,18 +954,6 @@ fn describe_header(found: &Found, context: &Context, report: &mut String) {
 /// A path as cargo's lines need it; [`carried`] lets no other in.
 fn text(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
-}
-
-fn utf8(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap_or_default()
-}
-
-/// Why a file or a folder is of no use.
-fn reason(error: &io::Error) -> String {
-    match error.kind() {
-        ErrorKind::NotFound => "does not exist".into(),
-        _ => format!("cannot be read: {error}"),
-    }
 }
 
 fn write(file: &Path, text: &str) {

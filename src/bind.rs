@@ -5,9 +5,9 @@ use std::fmt;
 
 /// Binds a list of C functions, written in the syntax of an `extern` block.
 ///
-/// This is the one place that knows how a declaration becomes callable. The list is an `extern` block.
-/// Linked, the build script has told the linker which library holds the symbols; emulated, this crate
-/// defines them itself.
+/// This is the one place that knows how a declaration becomes callable. The list is an `extern` block,
+/// whose symbols come from elsewhere. Linked, the build script has told the linker which library has them;
+/// emulated, this crate defines them itself; opened at run time, each is a jump that is defined here.
 macro_rules! bind {
     (
         library $library:ident;
@@ -25,14 +25,21 @@ macro_rules! bind {
 
         /// The C name of each function declared here, in the header's order.
         pub const FUNCTIONS: &[&str] = &[$(stringify!($name)),*];
+
+        $(
+            #[cfg(dlopen)]
+            $crate::dlopen::function!(
+                $library, $name($($parameter: $kind),*) $(-> $answer)?, concat!($(stringify!($meta)),*)
+            );
+        )*
     };
 }
 pub(crate) use bind;
 
 /// Declares a C enum as a transparent integer with one associated constant an enumerator.
 ///
-/// The C names are strings, since a documentation alias can be nothing else. A value that is not
-/// listed is kept as it is: libraries are updated more often than programs.
+/// The C names are strings, since a documentation alias can be nothing else; a value that only this
+/// crate returns has none. A value that is not listed is kept as it is: libraries are updated more often than programs.
 /// Further names for a value (aliases, counts) are written as plain constants beside it, so that
 /// `Debug` never prints them.
 macro_rules! c_enum {
@@ -41,7 +48,7 @@ macro_rules! c_enum {
         pub enum $c_type:literal as $name:ident {
             $(
                 $(#[$value_meta:meta])*
-                $c_value:literal as $value:ident = $number:expr,
+                $($c_value:literal as)? $value:ident = $number:expr,
             )*
         }
     ) => {
@@ -58,18 +65,19 @@ macro_rules! c_enum {
         impl $name {
             $(
                 $(#[$value_meta])*
-                #[doc(alias = $c_value)]
+                $(#[doc(alias = $c_value)])?
                 pub const $value: Self = Self($number);
             )*
 
             /// The enumerator's name in the C header; `None` for a value that this crate does not list.
             pub fn c_name(self) -> Option<&'static str> {
-                $crate::bind::name(Self::NAMES, self.0).map(|(_, c_name, _)| *c_name)
+                let c_name = $crate::bind::name(Self::NAMES, self.0)?.1;
+                (!c_name.is_empty()).then_some(c_name)
             }
 
-            /// Each value with its two names, `Debug`'s last.
+            /// Each value with its two names, `Debug`'s last. A value of this crate's own has none in C.
             const NAMES: &[(std::ffi::c_int, &str, &str)] = &[
-                $(($number, $c_value, stringify!($value)),)*
+                $(($number, concat!($($c_value)?), stringify!($value)),)*
             ];
         }
 

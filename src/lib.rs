@@ -70,8 +70,12 @@ compile_error!(
 
 mod bind;
 pub mod cuda;
+#[cfg(dlopen)]
+mod dlopen;
 #[cfg(feature = "emulator")]
 pub mod emulator;
+#[cfg(dlopen)]
+mod files;
 mod loaded;
 pub mod nccl;
 
@@ -83,6 +87,8 @@ pub use loaded::LoadedLibrary;
 pub enum Binding {
     /// By the dynamic linker, against `libnccl.so.2` and `libcuda.so.1`.
     Linked,
+    /// By this crate at run time, with the first call: feature `dlopen`.
+    Dlopen,
     /// By this crate itself, on host memory: feature `emulator`.
     Emulated,
 }
@@ -90,6 +96,8 @@ pub enum Binding {
 /// The binding that this crate was compiled with.
 pub const BINDING: Binding = if cfg!(feature = "emulator") {
     Binding::Emulated
+} else if cfg!(feature = "dlopen") {
+    Binding::Dlopen
 } else {
     Binding::Linked
 };

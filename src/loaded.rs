@@ -35,9 +35,9 @@ struct DlPhdrInfo {
 
 unsafe extern "C" {
     fn dladdr(address: *const c_void, info: *mut DlInfo) -> c_int;
-    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
-    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
-    fn dlclose(handle: *mut c_void) -> c_int;
+    pub(crate) fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    pub(crate) fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    pub(crate) fn dlclose(handle: *mut c_void) -> c_int;
     fn dl_iterate_phdr(
         visit: unsafe extern "C" fn(*mut DlPhdrInfo, usize, *mut c_void) -> c_int,
         data: *mut c_void,
@@ -46,14 +46,27 @@ unsafe extern "C" {
 
 /// The default search of the object that asks.
 const RTLD_DEFAULT: *mut c_void = null_mut();
-/// Lazy, and only if it is mapped already.
-const RTLD_LAZY_NOLOAD: c_int = 0x1 | 0x4;
+pub(crate) const RTLD_LAZY: c_int = 0x1;
+#[cfg(dlopen)]
+pub(crate) const RTLD_NOW: c_int = 0x2;
+/// Only if it is mapped already.
+pub(crate) const RTLD_NOLOAD: c_int = 0x4;
 
 /// One of a library's functions, by which the library is found.
 pub(crate) struct Function {
     /// What calls of it from this crate are bound to.
     pub(crate) address: *const c_void,
-    pub(crate) name: &'static CStr,
+    pub(crate) name: &'static str,
+}
+
+/// The answer to a request for a file where calls do not go to a file that can be chosen.
+#[cfg(not(dlopen))]
+pub(crate) fn cannot_load(file: &std::path::Path) -> Result<(), String> {
+    Err(format!(
+        "this program's binding is {:?}, and only the feature dlopen (without emulator) can open {}",
+        crate::BINDING,
+        file.display()
+    ))
 }
 
 /// The file that brings `function` to this object, and the other mapped files that bring it too.
@@ -65,13 +78,14 @@ pub(crate) fn loaded_library(function: &Function) -> Option<LoadedLibrary> {
         let others = Vec::new();
         return Some(LoadedLibrary { path, others });
     }
-    let bound = bound(function);
+    let symbol = CString::new(function.name).ok()?;
+    let bound = bound(function, &symbol);
     let library = Object::of(bound)?;
     let mut seen = vec![library.base];
     let mut others = Vec::new();
     for name in mapped_objects() {
         // A symbol of one of the object's dependencies is found as well, hence the question whose it is.
-        let found = find_in(&name, function.name);
+        let found = find_in(&name, &symbol);
         match Object::of(found) {
             Some(object) if !seen.contains(&object.base) => {
                 seen.push(object.base);
@@ -89,20 +103,29 @@ pub(crate) fn has_function(function: &Function, declared: &[&str], name: &str) -
     if cfg!(feature = "emulator") {
         return declared.contains(&name);
     }
-    let (Some(library), Ok(name)) = (Object::of(bound(function)), CString::new(name)) else {
+    let (Ok(symbol), Ok(name)) = (CString::new(function.name), CString::new(name)) else {
+        return false;
+    };
+    let Some(library) = Object::of(bound(function, &symbol)) else {
         return false;
     };
     Object::of(find_in(&library.name, &name)).is_some_and(|object| object.base == library.base)
 }
 
+/// The file that holds `address`.
+#[cfg(dlopen)]
+pub(crate) fn file_of(address: *const c_void) -> Option<PathBuf> {
+    Object::of(address).map(|object| object.path(address))
+}
+
 /// Where calls of `function` from this crate go.
-fn bound(function: &Function) -> *const c_void {
+fn bound(function: &Function, symbol: &CStr) -> *const c_void {
     let own = Object::of(loaded_library as *const c_void);
     match Object::of(function.address) {
         Some(object) if own.is_none_or(|own| own.base != object.base) => function.address,
         // Without position-independent code, the address is that of a jump in the program itself.
         // SAFETY: the name ends with a zero byte, and the default search takes no handle.
-        _ => unsafe { dlsym(RTLD_DEFAULT, function.name.as_ptr()) },
+        _ => unsafe { dlsym(RTLD_DEFAULT, symbol.as_ptr()) },
     }
 }
 
@@ -166,7 +189,7 @@ impl Object {
 /// What the mapped object of this loader's name, or one of its dependencies, has under `symbol`.
 fn find_in(object: &CStr, symbol: &CStr) -> *const c_void {
     // SAFETY: the name ends with a zero byte; NOLOAD never runs an initializer.
-    let handle = unsafe { dlopen(object.as_ptr(), RTLD_LAZY_NOLOAD) };
+    let handle = unsafe { dlopen(object.as_ptr(), RTLD_LAZY | RTLD_NOLOAD) };
     if handle.is_null() {
         return std::ptr::null();
     }

@@ -13,10 +13,11 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use build_script::files::installation_folders;
 use build_script::{
     CUDA, Context, Found, LOADER_CACHE, Library, NCCL, Search, Source, cached_files, check,
-    choose_linker, find, header_of, header_version, installation_folders, run_time_folders,
-    stub_source, system_folders, variable_names, watched,
+    choose_linker, find, header_of, header_version, run_time_folders, stub_source, system_folders,
+    variable_names, watched,
 };
 use tempfile::TempDir;
 
@@ -325,7 +326,7 @@ fn a_folder_beside_that_holds_nothing_or_another_machines_file_does_not_count() 
         search.tried,
         format!(
             "  {home}/lib has no libnccl.so.2\n  {home}/lib64/libnccl.so.2 is a 32-bit library, \
-             which x86_64-unknown-linux-gnu cannot use\n  \
+             which a program for x86_64 cannot use\n  \
              {home}/lib/x86_64-linux-gnu does not exist\n"
         )
     );
@@ -533,7 +534,7 @@ fn what_the_dynamic_loader_would_take_comes_before_the_other_places() {
         search.tried,
         format!(
             "  {root}/srv/gone/libnccl.so.2 does not exist\n  {root}/srv/arm/libnccl.so.2 \
-             is built for aarch64, but the target is x86_64-unknown-linux-gnu\n"
+             is built for aarch64, and the program for x86_64\n"
         )
     );
     let found = search.found.unwrap();
@@ -807,19 +808,19 @@ fn each_fault_of_a_file_has_its_sentence() {
         ),
         (
             with(|elf| elf.class = 1),
-            "is a 32-bit library, which x86_64-unknown-linux-gnu cannot use".into(),
+            "is a 32-bit library, which a program for x86_64 cannot use".into(),
         ),
         (
             with(|elf| elf.order = 2),
-            "is a big-endian library, which x86_64-unknown-linux-gnu cannot use".into(),
+            "is a big-endian library, which a program for x86_64 cannot use".into(),
         ),
         (
             with(|elf| elf.machine = 183),
-            "is built for aarch64, but the target is x86_64-unknown-linux-gnu".into(),
+            "is built for aarch64, and the program for x86_64".into(),
         ),
         (
             with(|elf| elf.machine = 2),
-            "is built for another machine, but the target is x86_64-unknown-linux-gnu".into(),
+            "is built for another machine, and the program for x86_64".into(),
         ),
         (
             with(|elf| elf.kind = 2),

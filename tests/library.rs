@@ -1,4 +1,5 @@
-//! What the loaded libnccl answers, on any machine: the real one, the import stub, or the emulator.
+//! What the loaded libnccl answers, on any machine: the real one, the import stub, the emulator, or none
+//! where it is opened at run time.
 //!
 //! `METRALE_EXPECT_NCCL=2.32.3` makes the cases for a real library run or fail: none may be ignored,
 //! and the loaded release must be that one.
@@ -25,10 +26,16 @@ fn main() {
     let real = match version() {
         _ if expected.is_some() => Ok(()),
         Ok(_) => Ok(()),
+        Err(_) if BINDING == Binding::Dlopen => {
+            Err("needs a real libnccl, and none could be opened".to_owned())
+        }
         Err(_) => Err("needs a real libnccl, and the import stub is loaded".to_owned()),
     };
     let stub = match real {
         Ok(()) => Err("needs the import stub, and a real libnccl is loaded".to_owned()),
+        Err(_) if BINDING == Binding::Dlopen => {
+            Err("needs the import stub, and nothing is linked".to_owned())
+        }
         Err(_) => Ok(()),
     };
     let no_gpu = match &real {
@@ -82,7 +89,7 @@ fn needed() -> anyhow::Result<()> {
         .filter_map(|symbol| symbol.name().ok())
         .collect();
     let libraries = support::dynamic(&program, &[object::elf::DT_NEEDED]);
-    if BINDING == Binding::Emulated {
+    if BINDING != Binding::Linked {
         let foreign = |name: &&String| name.contains("nccl") || name.contains("cuda");
         ensure!(
             !libraries.iter().any(|name| foreign(&name)),
@@ -107,18 +114,24 @@ fn needed() -> anyhow::Result<()> {
 }
 
 fn loaded_files() -> anyhow::Result<()> {
-    let nccl = loaded_library().context("libnccl")?;
-    let cuda = cuda::loaded_library().context("libcuda")?;
-    ensure!(
-        nccl.path.is_file() && cuda.path.is_file(),
-        "{nccl:?} {cuda:?}"
-    );
-    ensure!((nccl.path == cuda.path) == (BINDING == Binding::Emulated));
-    ensure!(
-        nccl.others.is_empty() && cuda.others.is_empty(),
-        "{nccl:?} {cuda:?}"
-    );
-    ensure!(has_function("ncclAllReduce"));
+    let (nccl, cuda) = (loaded_library(), cuda::loaded_library());
+    if BINDING != Binding::Dlopen {
+        ensure!(nccl.is_some() && cuda.is_some(), "{nccl:?} {cuda:?}");
+        let same = nccl.as_ref().map(|library| &library.path)
+            == cuda.as_ref().map(|library| &library.path);
+        ensure!(same == (BINDING == Binding::Emulated), "{nccl:?} {cuda:?}");
+        let refusal = load("libnccl.so.2").unwrap_err().to_string();
+        ensure!(refusal.contains("only the feature dlopen"), "{refusal}");
+    }
+    // What could not be opened has no file, and everything else one.
+    ensure!(nccl.is_some() == has_function("ncclAllReduce"), "{nccl:?}");
+    ensure!(cuda.is_some() == cuda::has_function("cuInit"), "{cuda:?}");
+    for library in nccl.iter().chain(&cuda) {
+        ensure!(library.path.is_file(), "{library:?}");
+        ensure!(library.others.is_empty(), "{library:?}");
+    }
+    ensure!(is_available() == version().is_ok());
+    ensure!(cuda::is_available() == cuda::driver_version().is_ok());
     ensure!(
         !has_function("ncclNoSuchFunction") && !has_function("printf") && !has_function("a\0b")
     );
@@ -312,11 +325,12 @@ fn driver_errors() -> anyhow::Result<()> {
         ),
         (CuResult::Unknown, "CUDA_ERROR_UNKNOWN (999)", "nvidia-smi"),
     ];
-    let library = cuda::loaded_library().context("libcuda")?.path;
+    let library = cuda::loaded_library().map(|library| library.path.display().to_string());
+    let library = library.unwrap_or_default();
     for (code, name, hint) in cases {
         let error = check_cuda(code, "cuInit").unwrap_err();
         let text = error.to_string();
-        for part in ["cuInit failed", name, hint, &library.display().to_string()] {
+        for part in ["cuInit failed", name, hint, &library] {
             ensure!(text.contains(part), "{text}");
         }
         ensure!(

@@ -4,8 +4,11 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::bind;
-use crate::cuda::{CuResult, FUNCTIONS, cuGetErrorString};
-use crate::loaded::{self, Function, LoadedLibrary};
+use crate::cuda::{CuResult, cuGetErrorString, loaded_library};
+#[cfg(dlopen)]
+use crate::cuda::{LIBRARY, cuDriverGetVersion};
+#[cfg(dlopen)]
+use crate::dlopen::Why;
 
 /// Ok for [`CuResult::Success`], else a [`CudaError`] that names `context`: by habit the C name of
 /// the call.
@@ -30,7 +33,8 @@ pub struct CudaError {
     pub code: CuResult,
     /// The call, as [`check_cuda`] was told.
     pub context: String,
-    /// The driver's own text for the code (`cuGetErrorString`), if it has one.
+    /// The driver's own text for the code (`cuGetErrorString`), if it has one. For the codes of this crate,
+    /// why the call could not be made.
     pub text: Option<String>,
     /// The file that libcuda was loaded from.
     pub library: Option<PathBuf>,
@@ -40,6 +44,7 @@ pub struct CudaError {
 #[inline(never)]
 fn failure(code: CuResult, context: &str) -> anyhow::Error {
     let mut text = std::ptr::null();
+    let own = own_text(code);
     // SAFETY: `text` is written with null or a string that lives as long as the library.
     let text = unsafe {
         let _ = cuGetErrorString(code, &mut text);
@@ -48,32 +53,10 @@ fn failure(code: CuResult, context: &str) -> anyhow::Error {
     CudaError {
         code,
         context: context.to_owned(),
-        text,
+        text: own.or(text),
         library: loaded_library().map(|library| library.path),
     }
     .into()
-}
-
-/// Which file libcuda comes from in this process, and every other mapped file that brings its
-/// functions; `None` where nothing in this process needs it.
-pub fn loaded_library() -> Option<LoadedLibrary> {
-    loaded::loaded_library(&function())
-}
-
-/// Whether the loaded libcuda has the function of this C name.
-///
-/// For messages: it cannot guard a call, since a program that mentions a function which its library
-/// lacks does not start.
-pub fn has_function(name: &str) -> bool {
-    loaded::has_function(&function(), FUNCTIONS, name)
-}
-
-/// The function by which the library is found: one that every error's text needs anyway.
-fn function() -> Function {
-    Function {
-        address: cuGetErrorString as *const std::ffi::c_void,
-        name: c"cuGetErrorString",
-    }
 }
 
 impl CudaError {
@@ -84,6 +67,9 @@ impl CudaError {
     /// What to do about the codes that have one usual cause.
     fn hint(&self) -> Option<&'static str> {
         Some(match self.code {
+            CuResult::NotLoaded => {
+                "install the NVIDIA driver, or start the container with access to the GPU"
+            }
             CuResult::NotInitialized => "call cuda::init or cuda::use_device first",
             // The stub of this crate's build script explains itself.
             CuResult::StubLibrary if self.says("import stub") => return None,
@@ -134,6 +120,7 @@ impl fmt::Display for CudaError {
             write!(f, "{text}: ")?;
         }
         match self.code.c_name() {
+            _ if is_own(self.code) => write!(f, "{:?} ({})", self.code, self.code.0)?,
             Some(name) => write!(f, "{name} ({})", self.code.0)?,
             None => write!(f, "code {}, not listed in cuda.h", self.code.0)?,
         }
@@ -151,3 +138,28 @@ impl fmt::Display for CudaError {
 }
 
 impl std::error::Error for CudaError {}
+
+fn is_own(code: CuResult) -> bool {
+    matches!(code, CuResult::NotLoaded | CuResult::NotInThisVersion)
+}
+
+/// Why a call could not be made, for the codes that the driver does not know.
+#[cfg(dlopen)]
+fn own_text(code: CuResult) -> Option<String> {
+    let why = match code {
+        CuResult::NotLoaded => Why::NotLoaded,
+        CuResult::NotInThisVersion => Why::NotInThisVersion,
+        _ => return None,
+    };
+    LIBRARY.explain(why, || {
+        let mut code = 0;
+        // SAFETY: `code` takes one int, and stays 0 where there is no such function.
+        let _ = unsafe { cuDriverGetVersion(&mut code) };
+        [code / 1000, code % 1000 / 10, 0]
+    })
+}
+
+#[cfg(not(dlopen))]
+fn own_text(_: CuResult) -> Option<String> {
+    None
+}

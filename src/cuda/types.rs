@@ -1202,6 +1202,10 @@ c_enum! {
         /// The driver does not know what went wrong; often the kernel driver is not loaded or its
         /// devices are not accessible.
         "CUDA_ERROR_UNKNOWN" as Unknown = 999,
+        /// This crate's own answer, with the feature `dlopen`: libcuda could not be opened.
+        NotLoaded = -1000,
+        /// This crate's own answer, with the feature `dlopen`: the opened libcuda lacks the function.
+        NotInThisVersion = -1001,
     }
 }
 

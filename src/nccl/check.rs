@@ -3,8 +3,12 @@
 use std::fmt;
 
 use crate::bind;
-use crate::loaded::{self, Function, LoadedLibrary};
-use crate::nccl::{FUNCTIONS, NcclResult, ncclGetErrorString, ncclGetLastError};
+#[cfg(dlopen)]
+use crate::dlopen::Why;
+use crate::loaded::LoadedLibrary;
+#[cfg(dlopen)]
+use crate::nccl::{LIBRARY, NcclVersion, ncclGetVersion};
+use crate::nccl::{NcclResult, loaded_library, ncclGetErrorString, ncclGetLastError};
 
 /// Ok for [`NcclResult::Success`], else an [`NcclError`] that names `context`: by habit the C name
 /// of the call.
@@ -40,7 +44,8 @@ pub struct NcclError {
     pub code: NcclResult,
     /// The call, as [`check_nccl`] was told.
     pub context: String,
-    /// NCCL's own text for the code (`ncclGetErrorString`), if it has one.
+    /// NCCL's own text for the code (`ncclGetErrorString`), if it has one. For the codes of this crate, why
+    /// the call could not be made.
     pub text: Option<String>,
     /// The latest warning of this process (`ncclGetLastError`), usually the cause. NCCL never clears
     /// it and does not write one for every failure, so it can be older than this call.
@@ -58,6 +63,15 @@ fn failure(code: NcclResult, context: &str) -> anyhow::Error {
 impl NcclError {
     /// Asks NCCL what it has to say about `code`.
     pub(super) fn new(code: NcclResult, context: String) -> Self {
+        if let Some(text) = own_text(code) {
+            return Self {
+                code,
+                context,
+                text: Some(text),
+                last_error: None,
+                library: loaded_library(),
+            };
+        }
         // SAFETY: any code may be asked for, the communicator is ignored, and both answers are null
         // or strings that live as long as the library.
         let (text, last_error) = unsafe {
@@ -91,6 +105,11 @@ impl NcclError {
             }
             // The latest message may stem from another call; with this code it is about CUDA.
             NcclResult::UnhandledCudaError => {}
+            NcclResult::NotLoaded => {
+                return Some(
+                    "install NCCL, or set NCCL_HOME to the folder above its lib, or name the file by nccl::load",
+                );
+            }
             _ => return None,
         }
         let said = self.last_error.as_deref().unwrap_or_default();
@@ -123,6 +142,7 @@ impl fmt::Display for NcclError {
             write!(f, "{text}: ")?;
         }
         match self.code.c_name() {
+            _ if is_own(self.code) => write!(f, "{:?} ({})", self.code, self.code.0)?,
             Some(name) => write!(f, "{name} ({})", self.code.0)?,
             None => write!(f, "code {}, not listed in nccl.h", self.code.0)?,
         }
@@ -148,24 +168,28 @@ impl fmt::Display for NcclError {
 
 impl std::error::Error for NcclError {}
 
-/// Which file libnccl comes from in this process, and every other mapped file that brings its
-/// functions; `None` where nothing in this process needs it.
-pub fn loaded_library() -> Option<LoadedLibrary> {
-    loaded::loaded_library(&function())
+fn is_own(code: NcclResult) -> bool {
+    matches!(code, NcclResult::NotLoaded | NcclResult::NotInThisVersion)
 }
 
-/// Whether the loaded libnccl has the function of this C name.
-///
-/// For messages: it cannot guard a call, since a program that mentions a function which its library
-/// lacks does not start.
-pub fn has_function(name: &str) -> bool {
-    loaded::has_function(&function(), FUNCTIONS, name)
+/// Why a call could not be made, for the codes that NCCL does not know.
+#[cfg(dlopen)]
+fn own_text(code: NcclResult) -> Option<String> {
+    let why = match code {
+        NcclResult::NotLoaded => Why::NotLoaded,
+        NcclResult::NotInThisVersion => Why::NotInThisVersion,
+        _ => return None,
+    };
+    LIBRARY.explain(why, || {
+        let mut code = 0;
+        // SAFETY: `code` takes one int, and stays 0 where there is no such function.
+        let _ = unsafe { ncclGetVersion(&mut code) };
+        let version = NcclVersion::from_code(code);
+        [version.major, version.minor, version.patch]
+    })
 }
 
-/// The function by which the library is found: one that every error's text needs anyway.
-fn function() -> Function {
-    Function {
-        address: ncclGetErrorString as *const std::ffi::c_void,
-        name: c"ncclGetErrorString",
-    }
+#[cfg(not(dlopen))]
+fn own_text(_: NcclResult) -> Option<String> {
+    None
 }

@@ -4,10 +4,12 @@ mod check;
 mod comm;
 mod config;
 mod ffi;
+mod library;
 mod types;
 
 pub use check::*;
 pub use comm::*;
 pub use config::*;
 pub use ffi::*;
+pub use library::*;
 pub use types::*;

@@ -133,6 +133,10 @@ c_enum! {
         ///
         /// Since NCCL 2.30.
         "ncclTimeout" as Timeout = 8,
+        /// This crate's own answer, with the feature `dlopen`: libnccl could not be opened.
+        NotLoaded = -1000,
+        /// This crate's own answer, with the feature `dlopen`: the opened libnccl lacks the function.
+        NotInThisVersion = -1001,
     }
 }
 

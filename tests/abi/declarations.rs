@@ -136,7 +136,9 @@ impl Declarations {
             }
             Item::Macro(item) if item.mac.path.is_ident("c_enum") => {
                 let item: CEnum = item.mac.parse_body().unwrap();
-                let values = item.values.iter().map(|value| Constant {
+                // What only this crate returns has no name in C.
+                let named = item.values.iter().filter(|value| !value.c.is_empty());
+                let values = named.map(|value| Constant {
                     library,
                     rust: value.rust.clone(),
                     c: value.c.clone(),
@@ -521,7 +523,11 @@ impl Parse for CEnum {
 impl Parse for CValue {
     fn parse(input: ParseStream) -> syn::Result<Self> {
         let attributes = input.call(Attribute::parse_outer)?;
-        let (c, rust) = renamed(input)?;
+        let (c, rust) = if input.peek(LitStr) {
+            renamed(input)?
+        } else {
+            (String::new(), input.parse::<Ident>()?.to_string())
+        };
         input.parse::<Token![=]>()?;
         let value = input.parse()?;
         Ok(Self {

@@ -34,10 +34,11 @@ macro_rules! younger_calls {
         $(
             pub fn $name($($parameter: $kind),*) -> $answer {
                 type Function = unsafe extern "C" fn($($kind),*) -> $answer;
-                // The emulator has them all, which also proves each type against its declaration.
-                #[cfg(feature = "emulator")]
+                // Only a linked program cannot mention what its library lacks. The others prove each type
+                // against its declaration.
+                #[cfg(any(feature = "emulator", feature = "dlopen"))]
                 let function: Function = metrale_gpu_sys::nccl::$name;
-                #[cfg(not(feature = "emulator"))]
+                #[cfg(not(any(feature = "emulator", feature = "dlopen")))]
                 // SAFETY: the symbol is the function of this name, whose type is proved above.
                 let function: Function = unsafe {
                     std::mem::transmute::<*mut c_void, Function>(look_up(stringify!($name)))
@@ -50,7 +51,7 @@ macro_rules! younger_calls {
 }
 
 /// The address of a function of the loaded NCCL.
-#[cfg(not(feature = "emulator"))]
+#[cfg(not(any(feature = "emulator", feature = "dlopen")))]
 fn look_up(name: &str) -> *mut c_void {
     unsafe extern "C" {
         fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;

@@ -1,0 +1,87 @@
+//! Which libcuda answers.
+
+use std::path::Path;
+
+#[cfg(not(dlopen))]
+use crate::cuda::cuGetErrorString;
+use crate::cuda::{CuResult, FUNCTIONS, cuDriverGetVersion};
+#[cfg(dlopen)]
+use crate::dlopen::{Absent, Library, Why};
+use crate::loaded::{self, Function, LoadedLibrary};
+
+/// Whether libcuda answers at all: false where it could not be opened, and where a stub stands in for it.
+///
+/// Says nothing about devices: [`device_count`](crate::cuda::device_count) does, after [`init`](crate::cuda::init), which tells the reason too.
+pub fn is_available() -> bool {
+    let mut version = 0;
+    // SAFETY: `version` takes one int.
+    let result = unsafe { cuDriverGetVersion(&mut version) };
+    !matches!(result, CuResult::NotLoaded | CuResult::StubLibrary)
+}
+
+/// Has libcuda opened from `file`, for all calls of this process, and nothing searched for. A name without a
+/// slash is one for the dynamic loader's own search.
+///
+/// Comes before the first call. An error if the file is no libcuda that the loader takes, if another
+/// one is open already, and in every binding but [`Binding::Dlopen`](crate::Binding::Dlopen).
+pub fn load(file: impl AsRef<Path>) -> anyhow::Result<()> {
+    let file = file.as_ref();
+    #[cfg(dlopen)]
+    let result = LIBRARY.load(file);
+    #[cfg(not(dlopen))]
+    let result = loaded::cannot_load(file);
+    result.map_err(|why| anyhow::anyhow!("cuda::load: {why}"))
+}
+
+/// Which file libcuda comes from in this process, and every other mapped file that brings its
+/// functions; `None` where nothing in this process needs it, or it could not be opened.
+pub fn loaded_library() -> Option<LoadedLibrary> {
+    loaded::loaded_library(&function()?)
+}
+
+/// Whether the loaded libcuda has the function of this C name.
+///
+/// With the feature `dlopen` a call of a function that is lacking answers
+/// [`NotInThisVersion`](CuResult::NotInThisVersion). A linked program that mentions one does not start, and
+/// this is for messages only.
+pub fn has_function(name: &str) -> bool {
+    #[cfg(dlopen)]
+    if FUNCTIONS.contains(&name) {
+        return !LIBRARY.address(name).is_null();
+    }
+    function().is_some_and(|function| loaded::has_function(&function, FUNCTIONS, name))
+}
+
+/// A function by which the library is found.
+fn function() -> Option<Function> {
+    #[cfg(dlopen)]
+    return LIBRARY.any_function();
+    // One that every error's text needs anyway.
+    #[cfg(not(dlopen))]
+    Some(Function {
+        address: cuGetErrorString as *const std::ffi::c_void,
+        name: "cuGetErrorString",
+    })
+}
+
+/// How the library is opened.
+#[cfg(dlopen)]
+pub(crate) static LIBRARY: Library = Library::new(
+    "CUDA",
+    c"libcuda.so.1",
+    c"CUDA_PATH",
+    false,
+    // Not every WSL tells the loader of it.
+    Some(c"/usr/lib/wsl/lib/libcuda.so.1"),
+    FUNCTIONS,
+);
+
+#[cfg(dlopen)]
+impl Absent for CuResult {
+    fn absent(why: Why) -> Self {
+        match why {
+            Why::NotLoaded => Self::NotLoaded,
+            Why::NotInThisVersion => Self::NotInThisVersion,
+        }
+    }
+}
