@@ -53,14 +53,23 @@
 //! A doc that ends with `Since NCCL 2.27.` names the first release that has the item; whatever says
 //! nothing is in every release that this crate supports, 2.18 and later. A program is bound to the
 //! functions that it calls, and to no others: with a library that lacks one of these it does not link,
-//! or does not start. [`nccl::has_function`] tells what the loaded one has.
+//! or does not start. With the feature `dlopen` it does, and such a call answers
+//! [`NotInThisVersion`](nccl::NcclResult::NotInThisVersion). [`nccl::has_function`] tells what the loaded one has.
 //!
 //! # How the libraries are found
 //!
 //! At build time, `NCCL_HOME` and `CUDA_PATH`, then the usual places of the system, then import stubs
 //! with which everything builds and every call fails with a sentence. [`BUILD_REPORT`] says what was
 //! found and where it was looked for; [`nccl::loaded_library`] and [`cuda::loaded_library`] say what
-//! is loaded now. With the feature `emulator` none of this matters: the crate itself provides the
+//! is loaded now.
+//!
+//! With the feature `dlopen` nothing is linked. The first call opens the library: below `NCCL_HOME` or
+//! `CUDA_PATH` as they are then, or as the copy that the process has already, or where the dynamic loader finds
+//! it. Where there is none, calls answer [`NotLoaded`](nccl::NcclResult::NotLoaded), and the check's
+//! error says what was tried. [`nccl::is_available`] asks beforehand, and [`nccl::load`] names a file.
+//! The first call may come from several threads at once, before `main`, or in a child of `fork`.
+//!
+//! With the feature `emulator` none of this matters: the crate itself provides the
 //! functions, on host memory, for tests on machines without a GPU. The README has the details.
 
 #[cfg(not(target_pointer_width = "64"))]

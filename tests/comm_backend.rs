@@ -35,7 +35,7 @@ fn main() {
     let need = |wanted: i32| match ranks() {
         Ok(ranks) if ranks >= wanted => Ok(()),
         Ok(ranks) => Err(format!("needs {wanted} ranks, and there are {ranks}")),
-        Err(error) => Err(format!("needs {wanted} ranks: {error}")),
+        Err(error) => Err(format!("needs {wanted} ranks: {}", gated::short(&error))),
     };
     let mut trials = Vec::new();
     for nranks in [1, 2, 4, 8] {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gated::trial;
+use gated::{short, trial};
 use libtest_mimic::Arguments;
 use metrale_gpu_sys::cuda::*;
 use metrale_gpu_sys::nccl::NcclScalarResidence;
@@ -69,12 +69,6 @@ fn main() {
         ),
     ];
     libtest_mimic::run(&arguments, trials).exit();
-}
-
-/// The first clause of an error: what answered what.
-fn short(error: &anyhow::Error) -> String {
-    let text = error.to_string();
-    text.split(';').next().unwrap_or_default().to_owned()
 }
 
 /// A thread's context on the first device, and a stream of its own.

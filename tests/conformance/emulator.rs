@@ -15,6 +15,8 @@ pub fn add(cases: &mut Cases) {
     cases.bare("binding", ANY, || {
         let expected = if cfg!(feature = "emulator") {
             "Emulated"
+        } else if cfg!(feature = "dlopen") {
+            "Dlopen"
         } else {
             "Linked"
         };

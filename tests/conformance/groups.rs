@@ -419,13 +419,13 @@ fn poison(cases: &mut Cases) {
         ),
         (
             "window_register",
-            ANY.calls("ncclCommWindowRegister"),
+            ANY.nccl(29),
             || ncclCommWindowRegister(null_mut(), null_mut(), 1, &mut null_mut(), 0),
             none,
         ),
         (
             "window_deregister",
-            ANY.calls("ncclCommWindowDeregister"),
+            ANY.nccl(29),
             || ncclCommWindowDeregister(null_mut(), null_mut()),
             none,
         ),

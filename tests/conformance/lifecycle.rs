@@ -168,7 +168,10 @@ fn life(cases: &mut Cases) {
                         use_device(0)?;
                         let mut comm = null_mut();
                         expect!(ncclCommInitRank(&mut comm, 2, id, rank), IU);
-                        ensure!(!comm.is_null(), "what failed is to be aborted");
+                        // Older releases were seen to leave null.
+                        if version()?.minor >= 32 {
+                            ensure!(!comm.is_null(), "what failed is to be aborted");
+                        }
                         Ok(())
                     })
                 });

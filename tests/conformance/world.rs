@@ -2,10 +2,11 @@
 
 use std::sync::OnceLock;
 
-use metrale_gpu_sys::cuda::{CuDeviceAttribute, CudaError, device_attribute, device_count, init};
+use metrale_gpu_sys::cuda::{CuDeviceAttribute, device_attribute, device_count, init};
 use metrale_gpu_sys::nccl::{NcclVersion, version};
 
 use crate::calls;
+use crate::gated::short;
 
 /// The machine and the libraries.
 pub struct World {
@@ -143,7 +144,7 @@ impl World {
         let devices = match init().and_then(|()| device_count()) {
             Ok(0) => return Err("needs a GPU, and the driver sees none".to_owned()),
             Ok(devices) => devices,
-            Err(error) => return Err(format!("needs a GPU: cuInit says {}", code(&error))),
+            Err(error) => return Err(format!("needs a GPU: {}", short(&error))),
         };
         let nccl = version().map_err(|_| "needs a real libnccl".to_owned())?;
         let attribute = |which| device_attribute(0, which).map_err(|error| error.to_string());
@@ -156,17 +157,6 @@ impl World {
             capability,
             missing: None,
         })
-    }
-}
-
-/// The name of the driver's code: the text beside a thousand names is to be short.
-fn code(error: &anyhow::Error) -> String {
-    match error.downcast_ref::<CudaError>() {
-        Some(error) => error
-            .code
-            .c_name()
-            .map_or(format!("{:?}", error.code), str::to_owned),
-        None => error.to_string(),
     }
 }
 
