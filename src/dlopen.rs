@@ -32,8 +32,8 @@ unsafe extern "C" {
 /// only there a symbol can be made hidden, and because a jump has no need to know the arguments.
 macro_rules! function {
     ($library:ident, $name:ident($($parameter:ident: $kind:ty),*) $(-> $answer:ty)?, $doc:expr) => {
-        // A module is where assembly may stand beside items of the same names; some need no types.
-        #[allow(non_snake_case, unused_imports)]
+        // A module is where assembly may stand beside items of the same names. Some need no types.
+        #[allow(non_snake_case, unused_imports, deprecated)]
         mod $name {
             use super::*;
             use $crate::dlopen::{Absent, Entry};
@@ -59,38 +59,19 @@ macro_rules! function {
                 }
             }
 
-            // The pointer is written once, by another thread perhaps: what it leads to has to be seen after it.
-            #[cfg(target_arch = "x86_64")]
             std::arch::global_asm!(
-                concat!(".pushsection .text.", stringify!($name), ", \"ax\""),
-                concat!(".globl ", stringify!($name)),
-                concat!(".hidden ", stringify!($name)),
-                concat!(".type ", stringify!($name), ", @function"),
+                ".pushsection .text.{name}, \"ax\"",
+                ".globl {name}",
+                ".hidden {name}",
+                ".type {name}, @function",
                 ".p2align 4",
-                concat!(stringify!($name), ":"),
+                "{name}:",
                 ".cfi_startproc",
-                "jmp qword ptr [rip + {target}]",
+                $crate::dlopen::jump!(),
                 ".cfi_endproc",
-                concat!(".size ", stringify!($name), ", . - ", stringify!($name)),
+                ".size {name}, . - {name}",
                 ".popsection",
-                target = sym TARGET,
-            );
-            #[cfg(target_arch = "aarch64")]
-            std::arch::global_asm!(
-                concat!(".pushsection .text.", stringify!($name), ", \"ax\""),
-                concat!(".globl ", stringify!($name)),
-                concat!(".hidden ", stringify!($name)),
-                concat!(".type ", stringify!($name), ", @function"),
-                ".p2align 4",
-                concat!(stringify!($name), ":"),
-                ".cfi_startproc",
-                "adrp x16, {target}",
-                "add x16, x16, :lo12:{target}",
-                "ldar x16, [x16]",
-                "br x16",
-                ".cfi_endproc",
-                concat!(".size ", stringify!($name), ", . - ", stringify!($name)),
-                ".popsection",
+                name = sym $name,
                 target = sym TARGET,
             );
         }
@@ -98,11 +79,22 @@ macro_rules! function {
 }
 pub(crate) use function;
 
+/// The jump through `target`. Another thread may have written the pointer: what it leads to is read after it.
+#[cfg(target_arch = "x86_64")]
+macro_rules! jump {
+    () => {
+        "jmp qword ptr [rip + {target}]"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! jump {
+    () => {
+        "adrp x16, {target}\nadd x16, x16, :lo12:{target}\nldar x16, [x16]\nbr x16"
+    };
+}
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!(
-    "the feature dlopen jumps to the libraries in assembly, which there is for x86_64 and aarch64, the \
-     targets that CUDA supports"
-);
+compile_error!("the feature dlopen is made for x86_64 and aarch64, the targets that CUDA supports");
+pub(crate) use jump;
 
 /// What is known of a declared function before its library is found.
 pub(crate) struct Entry {
