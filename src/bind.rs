@@ -26,11 +26,14 @@ macro_rules! bind {
         /// The C name of each function declared here, in the header's order.
         pub const FUNCTIONS: &[&str] = &[$(stringify!($name)),*];
 
+        /// The release that brought each of them.
+        #[cfg(dlopen)]
+        pub(crate) const SINCE: &[[i32; 3]] =
+            &[$($crate::dlopen::since(concat!($(stringify!($meta)),*))),*];
+
         $(
             #[cfg(dlopen)]
-            $crate::dlopen::function!(
-                $library, $name($($parameter: $kind),*) $(-> $answer)?, concat!($(stringify!($meta)),*)
-            );
+            $crate::dlopen::function!($library, $name($($parameter: $kind),*) $(-> $answer)?);
         )*
     };
 }

@@ -3,13 +3,13 @@
 //! Each declared function is a jump through a pointer of its own ([`function!`]). The pointer starts at
 //! a stand-in that finds the real function by name, leaves its address in the pointer and calls it.
 //!
-//! There is no lock: threads that come at the same time search at the same time, the dynamic loader gives
-//! them the same library, and the first result is kept. So nothing is half done where a process forks,
-//! or calls before `main`. The C library's own calls are used and no crate around them, because
-//! [`loaded`](crate::loaded) needs more of them than such a crate has.
+//! There is no lock here: threads that come at the same time search at the same time, the dynamic loader gives
+//! them the same library, and the first result is kept. The C library's own calls are used and no crate
+//! around them, because [`loaded`](crate::loaded) needs more of them than such a crate has.
 
-use std::cell::Cell;
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::env;
+use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_ulong, c_void};
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null_mut};
@@ -21,9 +21,11 @@ use crate::loaded::{self, Function, RTLD_LAZY, RTLD_NOLOAD, RTLD_NOW, dlclose, d
 
 unsafe extern "C" {
     fn dlerror() -> *const c_char;
-    /// As `getenv`, but nothing in a program that runs with more rights than its caller.
-    fn secure_getenv(name: *const c_char) -> *const c_char;
+    fn getauxval(kind: c_ulong) -> c_ulong;
 }
+
+/// Not 0 in a program that runs with more rights than its caller.
+const AT_SECURE: c_ulong = 23;
 
 /// Defines a C function that jumps to the one of `LIBRARY`, which stands in module `$library`.
 ///
@@ -31,22 +33,18 @@ unsafe extern "C" {
 /// loads, and links for code that declares the function for itself. It is written in assembly because
 /// only there a symbol can be made hidden, and because a jump has no need to know the arguments.
 macro_rules! function {
-    ($library:ident, $name:ident($($parameter:ident: $kind:ty),*) $(-> $answer:ty)?, $doc:expr) => {
+    ($library:ident, $name:ident($($parameter:ident: $kind:ty),*) $(-> $answer:ty)?) => {
         // A module is where assembly may stand beside items of the same names. Some need no types.
         #[allow(non_snake_case, unused_imports, deprecated)]
         mod $name {
             use super::*;
-            use $crate::dlopen::{Absent, Entry};
+            use $crate::dlopen::Absent;
 
             static TARGET: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
                 std::sync::atomic::AtomicPtr::new(first as *mut std::ffi::c_void);
-            static ENTRY: Entry = Entry {
-                name: stringify!($name),
-                since: $crate::dlopen::since($doc),
-            };
 
             unsafe extern "C" fn first($($parameter: $kind),*) $(-> $answer)? {
-                match $crate::$library::LIBRARY.find(&ENTRY, &TARGET) {
+                match $crate::$library::LIBRARY.find(stringify!($name), &TARGET) {
                     // SAFETY: the library's function of this name has this type, and the caller vouches
                     // for the arguments.
                     Ok(found) => unsafe {
@@ -96,13 +94,6 @@ macro_rules! jump {
 compile_error!("the feature dlopen is made for x86_64 and aarch64, the targets that CUDA supports");
 pub(crate) use jump;
 
-/// What is known of a declared function before its library is found.
-pub(crate) struct Entry {
-    pub(crate) name: &'static str,
-    /// The release that brought it, 0 where the doc says none.
-    pub(crate) since: [i32; 3],
-}
-
 /// Why a function cannot be called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
@@ -130,12 +121,14 @@ pub(crate) struct Library {
     name: &'static str,
     soname: &'static CStr,
     /// Names an installation, or the folder of the file.
-    variable: &'static CStr,
+    variable: &'static str,
     /// Whether the variable is wrong where the library is not below it.
     strict: bool,
     /// A file to try last.
-    place: Option<&'static CStr>,
+    place: Option<&'static str>,
     functions: &'static [&'static str],
+    /// The release that brought each function, 0 where the doc says none.
+    since: &'static [[i32; 3]],
     /// Null before the first search. What it points to lives as long as the process.
     opened: AtomicPtr<Opened>,
 }
@@ -146,21 +139,19 @@ struct Opened {
     handle: *mut c_void,
     /// What was tried and failed, with the reasons.
     tried: String,
-}
-
-thread_local! {
-    /// The function that this thread missed last, for the error's text.
-    static MISSED: Cell<Option<&'static Entry>> = const { Cell::new(None) };
+    /// The result that this one took the place of: a reader may still have it.
+    _before: *mut Opened,
 }
 
 impl Library {
     pub(crate) const fn new(
         name: &'static str,
         soname: &'static CStr,
-        variable: &'static CStr,
+        variable: &'static str,
         strict: bool,
-        place: Option<&'static CStr>,
+        place: Option<&'static str>,
         functions: &'static [&'static str],
+        since: &'static [[i32; 3]],
     ) -> Self {
         Self {
             name,
@@ -169,6 +160,7 @@ impl Library {
             strict,
             place,
             functions,
+            since,
             opened: AtomicPtr::new(null_mut()),
         }
     }
@@ -177,20 +169,17 @@ impl Library {
     #[cold]
     pub(crate) fn find(
         &self,
-        entry: &'static Entry,
+        name: &str,
         target: &AtomicPtr<c_void>,
     ) -> Result<NonNull<c_void>, Why> {
         let handle = self.opened().handle;
-        match NonNull::new(symbol(handle, entry.name)) {
+        match NonNull::new(symbol(handle, name)) {
             Some(found) => {
                 target.store(found.as_ptr(), Ordering::Release);
                 Ok(found)
             }
             None if handle.is_null() => Err(Why::NotLoaded),
-            None => {
-                MISSED.set(Some(entry));
-                Err(Why::NotInThisVersion)
-            }
+            None => Err(Why::NotInThisVersion),
         }
     }
 
@@ -210,28 +199,39 @@ impl Library {
             .find(|function| !function.address.is_null())
     }
 
-    /// What a failure to call says: why there is no library, or what it lacks. `release` is the loaded
-    /// one's.
-    pub(crate) fn explain(&self, why: Why, release: impl FnOnce() -> [i32; 3]) -> Option<String> {
-        let (soname, opened) = (self.soname.to_string_lossy(), self.opened());
-        if why == Why::NotLoaded {
-            let tried = &opened.tried;
-            let here = opened.handle.is_null();
-            return here.then(|| format!("{soname} could not be opened: {tried}"));
+    /// What a failure to call says: why there is no library, or what it lacks. `context` names the call, by
+    /// habit, and `release` is the library's, 0 if it does not tell.
+    pub(crate) fn explain(&self, why: Why, context: &str, release: [i32; 3]) -> String {
+        let (opened, soname) = (self.opened(), self.soname.to_string_lossy());
+        if opened.handle.is_null() {
+            return format!("{soname} could not be opened: {}", opened.tried);
         }
-        let entry = MISSED.get();
-        let Entry { name, since } = entry.filter(|entry| self.functions.contains(&entry.name))?;
-        let file = self.file();
-        let (file, kind, release) = (file.display(), self.name, release());
-        let [needed, this] = [*since, release].map(|release| match release {
-            [major, minor, 0] => format!("{major}.{minor}"),
-            [major, minor, patch] => format!("{major}.{minor}.{patch}"),
+        let (file, kind) = (self.file(), self.name);
+        let file = file.display();
+        if why == Why::NotLoaded {
+            return format!("{soname} could not be opened then, and {file} is now");
+        }
+        let known = release > [0; 3];
+        let this = dotted(release);
+        let mut words = context.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+        let lacking = words.find_map(|word| {
+            let at = self.functions.iter().position(|name| *name == word)?;
+            self.address(word)
+                .is_null()
+                .then_some((word, self.since[at]))
         });
-        Some(if *since > release {
-            format!("{name} needs {kind} {needed}, and this is {this} from {file}")
-        } else {
-            format!("there is no {name} in {file}, which is {kind} {this}")
-        })
+        match lacking {
+            Some((name, since)) if known && since > release => {
+                let since = dotted(since);
+                format!("{name} needs {kind} {since}, and this is {this} from {file}")
+            }
+            Some((name, _)) if known => {
+                format!("there is no {name} in {file}, which is {kind} {this}")
+            }
+            Some((name, _)) => format!("there is no {name} in {file}"),
+            None if known => format!("the function is not in {file}, which is {kind} {this}"),
+            None => format!("the function is not in {file}"),
+        }
     }
 
     /// The file that answers.
@@ -248,25 +248,38 @@ impl Library {
             let current = self.opened.load(Ordering::Acquire);
             // SAFETY: what was published is never freed.
             let bound = unsafe { current.as_ref() }.map_or(null_mut(), |opened| opened.handle);
-            if !bound.is_null() {
+            let flags = match bound.is_null() {
+                true => RTLD_NOW,
                 // Another file is not even mapped.
-                return match self.open(file, RTLD_LAZY | RTLD_NOLOAD) {
-                    Ok(handle) if handle == bound => Ok(()),
-                    _ => Err(format!(
-                        "{} answers the calls already, and cannot be exchanged for {}: load comes before \
-                         the first call",
-                        self.file().display(),
-                        file.display(),
-                    )),
+                false => RTLD_LAZY | RTLD_NOLOAD,
+            };
+            let handle = self.open(file, flags);
+            if bound.is_null() {
+                let opened = Opened {
+                    handle: handle.clone()?,
+                    tried: String::new(),
+                    _before: current,
                 };
+                if self.publish(current, opened).is_ok() {
+                    return Ok(());
+                }
             }
-            let handle = self.open(file, RTLD_NOW)?;
-            let tried = String::new();
-            if self.publish(current, Opened { handle, tried }).is_ok() {
+            let same = handle == Ok(bound);
+            if let Ok(handle) = handle {
+                // SAFETY: opened just above, and nothing was taken from it.
+                unsafe { dlclose(handle) };
+            }
+            if same {
                 return Ok(());
             }
-            // SAFETY: opened just above, and nobody has seen it.
-            unsafe { dlclose(handle) };
+            if !bound.is_null() {
+                return Err(format!(
+                    "{} answers the calls already, and cannot be exchanged for {}: load comes before the \
+                     first call",
+                    self.file().display(),
+                    file.display(),
+                ));
+            }
         }
     }
 
@@ -277,9 +290,17 @@ impl Library {
         if let Some(opened) = unsafe { opened.as_ref() } {
             return opened;
         }
-        let opened = match self.publish(null_mut(), self.search()) {
+        let search = self.search();
+        let handle = search.handle;
+        let opened = match self.publish(null_mut(), search) {
             Ok(own) => own,
-            Err(first) => first,
+            Err(first) => {
+                if !handle.is_null() {
+                    // SAFETY: opened just above, and nothing was taken from it.
+                    unsafe { dlclose(handle) };
+                }
+                first
+            }
         };
         // SAFETY: as above; what publish gives is never null here, since nothing becomes null again.
         unsafe { &*opened }
@@ -304,67 +325,99 @@ impl Library {
         let handle = self.search_into(&mut tried).unwrap_or(null_mut());
         Opened {
             handle,
-            tried: tried.join("; "),
+            // One line, whatever a path may hold.
+            tried: tried.join("; ").replace('\n', "\\n"),
+            _before: null_mut(),
         }
     }
 
     fn search_into(&self, tried: &mut Vec<String>) -> Option<*mut c_void> {
-        let mut attempt =
-            |opened: Result<*mut c_void, String>| opened.map_err(|why| tried.push(why)).ok();
-        let variable = self.variable.to_string_lossy();
         if let Some(home) = setting(self.variable) {
-            let home = Path::new(OsStr::from_bytes(home.to_bytes()));
-            let said = format!("{variable} is {}", home.display());
-            if home.is_relative() {
-                attempt(Err(format!("{said}, a relative path: give the full one")));
-                return None;
-            }
-            if !home.is_dir() {
-                let why = match home.metadata() {
-                    Ok(_) => "a file: name the folder that holds it".to_owned(),
-                    Err(error) => format!("which {}", files::reason(&error)),
-                };
-                attempt(Err(format!("{said}, {why}")));
-                return None;
-            }
-            let mut empty = Vec::new();
-            for folder in files::installation_folders(home, std::env::consts::ARCH) {
-                // Whoever names the folder of an NCCL means it, whatever its name; else stubs only serve
-                // linkers.
-                if files::is_stubs(&folder) && !(self.strict && folder == home) {
-                    continue;
-                }
-                let file = folder.join(OsStr::from_bytes(self.soname.to_bytes()));
-                if file.symlink_metadata().is_err() {
-                    empty.push(folder.display().to_string());
-                } else if let Some(handle) = attempt(self.open(&file, RTLD_NOW)) {
-                    return Some(handle);
-                }
-            }
-            if !empty.is_empty() {
-                let (soname, empty) = (self.soname.to_string_lossy(), empty.join(", "));
-                attempt(Err(format!("{said}, and there is no {soname} in {empty}")));
-            }
-            if self.strict {
-                return None;
+            let found = self.search_below(Path::new(&home), tried);
+            if found.is_some() || self.strict {
+                return found;
             }
         }
+        let mut attempt =
+            |opened: Result<*mut c_void, String>| opened.map_err(|why| tried.push(why)).ok();
+        let soname = Path::new(OsStr::from_bytes(self.soname.to_bytes()));
         let mapped = self.open_name(self.soname, RTLD_LAZY | RTLD_NOLOAD);
         mapped
             .ok()
-            .or_else(|| attempt(self.open_name(self.soname, RTLD_NOW)))
-            .or_else(|| attempt(self.open_name(self.place?, RTLD_NOW)))
+            .or_else(|| attempt(self.open(soname, RTLD_NOW)))
+            .or_else(|| attempt(self.open(Path::new(self.place?), RTLD_NOW)))
     }
 
-    /// Opens a file that is a library of this kind.
-    fn open(&self, file: &Path, flags: c_int) -> Result<*mut c_void, String> {
-        // The loader maps a file that was cut short, and the process dies when it reads on.
-        if file.as_os_str().as_bytes().contains(&b'/') {
-            files::soname(file, std::env::consts::ARCH)
-                .map_err(|why| format!("{} {why}", file.display()))?;
+    fn search_below(&self, home: &Path, tried: &mut Vec<String>) -> Option<*mut c_void> {
+        let said = format!("{} is {}", self.variable, home.display());
+        let why = match home.metadata() {
+            _ if home.is_relative() => "a relative path: give the full one".to_owned(),
+            Ok(metadata) if metadata.is_dir() => String::new(),
+            Ok(_) => "a file: name the folder that holds it".to_owned(),
+            Err(error) => format!("which {}", files::reason(&error)),
+        };
+        if !why.is_empty() {
+            tried.push(format!("{said}, {why}"));
+            return None;
         }
-        let name = CString::new(file.as_os_str().as_bytes())
-            .map_err(|_| format!("{}: a path cannot hold a zero byte", file.display()))?;
+        let mut empty = Vec::new();
+        for folder in files::installation_folders(home, env::consts::ARCH) {
+            // Whoever names the folder of an NCCL means it, whatever its name; else stubs only serve linkers.
+            if files::is_stubs(&folder) && !(self.strict && folder == home) {
+                continue;
+            }
+            let file = folder.join(OsStr::from_bytes(self.soname.to_bytes()));
+            match file.symlink_metadata() {
+                Ok(_) => match self.open(&file, RTLD_NOW) {
+                    Ok(handle) => return Some(handle),
+                    Err(why) => tried.push(why),
+                },
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    empty.push(folder.display().to_string());
+                }
+                Err(error) => tried.push(format!("{} {}", file.display(), files::reason(&error))),
+            }
+        }
+        if !empty.is_empty() {
+            let (soname, empty) = (self.soname.to_string_lossy(), empty.join(", "));
+            tried.push(format!("{said}, and there is no {soname} in {empty}"));
+        }
+        None
+    }
+
+    /// Opens a file that is a library of this kind. What has no slash is a name for the loader to find.
+    fn open(&self, file: &Path, flags: c_int) -> Result<*mut c_void, String> {
+        let bytes = file.as_os_str().as_bytes();
+        let shown = file.display();
+        if bytes.is_empty() {
+            return Err("an empty path names no file".to_owned());
+        }
+        // The loader maps a file that was cut short, and the process dies when it reads on.
+        if bytes.contains(&b'/') {
+            files::soname(file, env::consts::ARCH).map_err(|why| format!("{shown} {why}"))?;
+            let text = file.to_string_lossy();
+            for token in ["ORIGIN", "LIB", "PLATFORM"] {
+                if text.contains(&format!("${token}")) || text.contains(&format!("${{{token}}}")) {
+                    return Err(format!(
+                        "{shown}: the loader puts something else for ${token}; name the file by a link"
+                    ));
+                }
+            }
+        } else {
+            let folders = setting("LD_LIBRARY_PATH").unwrap_or_default();
+            for file in env::split_paths(&folders).map(|folder| folder.join(file)) {
+                match files::soname(&file, env::consts::ARCH) {
+                    Ok(_) => break,
+                    Err(why) if why.starts_with(files::TRUNCATED) => {
+                        return Err(format!("{} {why}", file.display()));
+                    }
+                    // The loader goes on to the next folder, or says it better.
+                    Err(_) => {}
+                }
+            }
+        }
+        let name =
+            CString::new(bytes).map_err(|_| format!("{shown}: a path cannot hold a zero byte"))?;
         self.open_name(&name, flags)
     }
 
@@ -403,15 +456,20 @@ fn symbol(handle: *mut c_void, name: &str) -> *mut c_void {
     unsafe { dlsym(handle, name.as_ptr()) }
 }
 
-/// A variable that is set and not empty.
-fn setting(name: &CStr) -> Option<CString> {
-    // SAFETY: the name ends with a zero byte; the value is null or ends with one, and is copied before
-    // anything else runs.
-    let value = unsafe {
-        let value = secure_getenv(name.as_ptr());
-        (!value.is_null()).then(|| CStr::from_ptr(value).to_owned())
-    };
-    value.filter(|value| !value.is_empty())
+/// A variable that is set and not empty. None counts where whoever starts the program must not choose what
+/// it runs.
+fn setting(name: &str) -> Option<OsString> {
+    // SAFETY: takes no pointer.
+    let secure = unsafe { getauxval(AT_SECURE) } != 0;
+    env::var_os(name).filter(|value| !secure && !value.is_empty())
+}
+
+/// `2.27`, `2.30.4`
+fn dotted(release: [i32; 3]) -> String {
+    match release {
+        [major, minor, 0] => format!("{major}.{minor}"),
+        [major, minor, patch] => format!("{major}.{minor}.{patch}"),
+    }
 }
 
 /// The release in a doc's last `Since NCCL 2.27.`, as numbers.

@@ -61,6 +61,9 @@ pub(crate) fn is_stubs(folder: &Path) -> bool {
     folder.ends_with("stubs")
 }
 
+/// How the sentence about a file begins that was cut short.
+pub(crate) const TRUNCATED: &str = "is truncated";
+
 /// The soname of a shared library for this architecture, if it has one; or what is wrong with the file.
 pub(crate) fn soname(file: &Path, arch: &str) -> Result<Option<String>, String> {
     let metadata = match fs::metadata(file) {
@@ -93,7 +96,7 @@ pub(crate) fn soname(file: &Path, arch: &str) -> Result<Option<String>, String> 
             Err(error) => Err(reason(&error)),
         }
     };
-    let truncated = |end: u64| Err(format!("is truncated: {length} bytes, of {end} or more"));
+    let truncated = |end: u64| Err(format!("{TRUNCATED}: {length} bytes, of {end} or more"));
 
     let head = read(0, 4096)?;
     if !head.starts_with(b"\x7fELF") {

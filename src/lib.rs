@@ -67,7 +67,9 @@
 //! `CUDA_PATH` as they are then, or as the copy that the process has already, or where the dynamic loader finds
 //! it. Where there is none, calls answer [`NotLoaded`](nccl::NcclResult::NotLoaded), and the check's
 //! error says what was tried. [`nccl::is_available`] asks beforehand, and [`nccl::load`] names a file.
-//! The first call may come from several threads at once, before `main`, or in a child of `fork`.
+//! The first call may come from several threads at once, before `main`, and in a child of `fork`; only a
+//! child that was forked while another thread was in it should not call, since the dynamic loader may be in the
+//! middle of it.
 //!
 //! With the feature `emulator` none of this matters: the crate itself provides the
 //! functions, on host memory, for tests on machines without a GPU. The README has the details.

@@ -43,17 +43,20 @@ pub struct CudaError {
 #[cold]
 #[inline(never)]
 fn failure(code: CuResult, context: &str) -> anyhow::Error {
-    let mut text = std::ptr::null();
-    let own = own_text(code);
-    // SAFETY: `text` is written with null or a string that lives as long as the library.
-    let text = unsafe {
-        let _ = cuGetErrorString(code, &mut text);
-        bind::text(text).filter(|text| !text.is_empty())
+    let text = if is_own(code) {
+        own_text(code, context)
+    } else {
+        let mut text = std::ptr::null();
+        // SAFETY: `text` is written with null or a string that lives as long as the library.
+        unsafe {
+            let _ = cuGetErrorString(code, &mut text);
+            bind::text(text).filter(|text| !text.is_empty())
+        }
     };
     CudaError {
         code,
         context: context.to_owned(),
-        text: own.or(text),
+        text,
         library: loaded_library().map(|library| library.path),
     }
     .into()
@@ -67,7 +70,7 @@ impl CudaError {
     /// What to do about the codes that have one usual cause.
     fn hint(&self) -> Option<&'static str> {
         Some(match self.code {
-            CuResult::NotLoaded => {
+            CuResult::NotLoaded if self.library.is_none() => {
                 "install the NVIDIA driver, or start the container with access to the GPU"
             }
             CuResult::NotInitialized => "call cuda::init or cuda::use_device first",
@@ -145,21 +148,18 @@ fn is_own(code: CuResult) -> bool {
 
 /// Why a call could not be made, for the codes that the driver does not know.
 #[cfg(dlopen)]
-fn own_text(code: CuResult) -> Option<String> {
+fn own_text(code: CuResult, context: &str) -> Option<String> {
     let why = match code {
         CuResult::NotLoaded => Why::NotLoaded,
-        CuResult::NotInThisVersion => Why::NotInThisVersion,
-        _ => return None,
+        _ => Why::NotInThisVersion,
     };
-    LIBRARY.explain(why, || {
-        let mut code = 0;
-        // SAFETY: `code` takes one int, and stays 0 where there is no such function.
-        let _ = unsafe { cuDriverGetVersion(&mut code) };
-        [code / 1000, code % 1000 / 10, 0]
-    })
+    let mut release = 0;
+    // SAFETY: `release` takes one int, and stays 0 where there is no such function.
+    let _ = unsafe { cuDriverGetVersion(&mut release) };
+    Some(LIBRARY.explain(why, context, [release / 1000, release % 1000 / 10, 0]))
 }
 
 #[cfg(not(dlopen))]
-fn own_text(_: CuResult) -> Option<String> {
+fn own_text(_: CuResult, _: &str) -> Option<String> {
     None
 }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+#[cfg(dlopen)]
+use crate::cuda::SINCE;
 #[cfg(not(dlopen))]
 use crate::cuda::cuGetErrorString;
 use crate::cuda::{CuResult, FUNCTIONS, cuDriverGetVersion};
@@ -69,11 +71,12 @@ fn function() -> Option<Function> {
 pub(crate) static LIBRARY: Library = Library::new(
     "CUDA",
     c"libcuda.so.1",
-    c"CUDA_PATH",
+    "CUDA_PATH",
     false,
     // Not every WSL tells the loader of it.
-    Some(c"/usr/lib/wsl/lib/libcuda.so.1"),
+    Some("/usr/lib/wsl/lib/libcuda.so.1"),
     FUNCTIONS,
+    SINCE,
 );
 
 #[cfg(dlopen)]

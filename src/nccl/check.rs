@@ -63,11 +63,11 @@ fn failure(code: NcclResult, context: &str) -> anyhow::Error {
 impl NcclError {
     /// Asks NCCL what it has to say about `code`.
     pub(super) fn new(code: NcclResult, context: String) -> Self {
-        if let Some(text) = own_text(code) {
+        if is_own(code) {
             return Self {
                 code,
+                text: own_text(code, &context),
                 context,
-                text: Some(text),
                 last_error: None,
                 library: loaded_library(),
             };
@@ -105,7 +105,7 @@ impl NcclError {
             }
             // The latest message may stem from another call; with this code it is about CUDA.
             NcclResult::UnhandledCudaError => {}
-            NcclResult::NotLoaded => {
+            NcclResult::NotLoaded if self.library.is_none() => {
                 return Some(
                     "install NCCL, or set NCCL_HOME to the folder above its lib, or name the file by nccl::load",
                 );
@@ -174,22 +174,23 @@ fn is_own(code: NcclResult) -> bool {
 
 /// Why a call could not be made, for the codes that NCCL does not know.
 #[cfg(dlopen)]
-fn own_text(code: NcclResult) -> Option<String> {
+fn own_text(code: NcclResult, context: &str) -> Option<String> {
     let why = match code {
         NcclResult::NotLoaded => Why::NotLoaded,
-        NcclResult::NotInThisVersion => Why::NotInThisVersion,
-        _ => return None,
+        _ => Why::NotInThisVersion,
     };
-    LIBRARY.explain(why, || {
-        let mut code = 0;
-        // SAFETY: `code` takes one int, and stays 0 where there is no such function.
-        let _ = unsafe { ncclGetVersion(&mut code) };
-        let version = NcclVersion::from_code(code);
-        [version.major, version.minor, version.patch]
-    })
+    let mut release = 0;
+    // SAFETY: `release` takes one int, and stays 0 where there is no such function.
+    let _ = unsafe { ncclGetVersion(&mut release) };
+    let NcclVersion {
+        major,
+        minor,
+        patch,
+    } = NcclVersion::from_code(release);
+    Some(LIBRARY.explain(why, context, [major, minor, patch]))
 }
 
 #[cfg(not(dlopen))]
-fn own_text(_: NcclResult) -> Option<String> {
+fn own_text(_: NcclResult, _: &str) -> Option<String> {
     None
 }

@@ -5,6 +5,8 @@ use std::path::Path;
 #[cfg(dlopen)]
 use crate::dlopen::{Absent, Library, Why};
 use crate::loaded::{self, Function, LoadedLibrary};
+#[cfg(dlopen)]
+use crate::nccl::SINCE;
 #[cfg(not(dlopen))]
 use crate::nccl::ncclGetErrorString;
 use crate::nccl::{FUNCTIONS, NcclResult, ncclGetVersion};
@@ -66,8 +68,15 @@ fn function() -> Option<Function> {
 
 /// How the library is opened.
 #[cfg(dlopen)]
-pub(crate) static LIBRARY: Library =
-    Library::new("NCCL", c"libnccl.so.2", c"NCCL_HOME", true, None, FUNCTIONS);
+pub(crate) static LIBRARY: Library = Library::new(
+    "NCCL",
+    c"libnccl.so.2",
+    "NCCL_HOME",
+    true,
+    None,
+    FUNCTIONS,
+    SINCE,
+);
 
 #[cfg(dlopen)]
 impl Absent for NcclResult {

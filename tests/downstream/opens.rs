@@ -6,13 +6,14 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::{env, process, thread};
+use std::{env, thread};
 
 use metrale_gpu_sys::nccl::{self, NcclResult, ncclGetErrorString, ncclGetVersion};
 use metrale_gpu_sys::{BINDING, BUILD_REPORT, LoadedLibrary, cuda};
 
 unsafe extern "C" {
     fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlclose(handle: *mut c_void) -> c_int;
     fn fork() -> c_int;
     fn waitpid(process: c_int, status: *mut c_int, options: c_int) -> c_int;
     fn _exit(code: c_int) -> !;
@@ -67,8 +68,41 @@ fn main() {
                 println!(
                     "{result:?} {}: {}",
                     result.0,
-                    nccl::check_nccl(result, "suspend").unwrap_err()
+                    nccl::check_nccl(result, "ncclCommSuspend").unwrap_err()
                 );
+            }
+            b"resume-after-suspend" => {
+                // SAFETY: as above.
+                let results = unsafe {
+                    [
+                        (nccl::ncclCommSuspend(null_mut(), 0), "ncclCommSuspend of layer 3"),
+                        (nccl::ncclCommResume(null_mut()), "ncclCommResume"),
+                    ]
+                };
+                for (result, context) in results {
+                    println!("{}", nccl::check_nccl(result, context).unwrap_err());
+                }
+            }
+            b"anonymous" => {
+                let result = NcclResult::NotInThisVersion;
+                println!("{}", nccl::check_nccl(result, "my own words").unwrap_err());
+            }
+            b"late" => {
+                let version = nccl::ncclGetVersion as unsafe extern "C" fn(*mut c_int) -> NcclResult;
+                // SAFETY: nothing is written without a library.
+                let result = unsafe { version(null_mut()) };
+                println!("{:?}", nccl::load(Path::new(value)).is_ok());
+                println!("{}", nccl::check_nccl(result, "ncclGetVersion").unwrap_err());
+            }
+            b"close" => {
+                let name = CString::new(value.as_bytes()).unwrap();
+                // SAFETY: the name ends with a zero byte, and what `open` kept is given back.
+                unsafe {
+                    let handle = dlopen(name.as_ptr(), 1 | 4);
+                    dlclose(handle);
+                    dlclose(handle);
+                    println!("mapped: {}", !dlopen(name.as_ptr(), 1 | 4).is_null());
+                }
             }
             b"stream" => {
                 // SAFETY: as above.
@@ -78,13 +112,12 @@ fn main() {
                 println!(
                     "{result:?} {}: {}",
                     result.0,
-                    cuda::check_cuda(result, "stream").unwrap_err()
+                    cuda::check_cuda(result, "cuStreamGetDevResource").unwrap_err()
                 );
             }
             b"absent" => absent(),
             b"threads" => threads(),
             b"fork" => println!("child: {}", in_child()),
-            b"fork-race" => fork_race(),
             b"early" => println!("early: {}", EARLY.load(Ordering::Relaxed)),
             other => panic!("{}", String::from_utf8_lossy(other)),
         }
@@ -168,24 +201,4 @@ fn in_child() -> i32 {
             }
         }
     }
-}
-
-/// Forks while other threads make the first call.
-fn fork_race() {
-    let gate = Barrier::new(4);
-    thread::scope(|scope| {
-        for _ in 0..3 {
-            scope.spawn(|| {
-                gate.wait();
-                if version_code() != 22703 {
-                    process::abort();
-                }
-            });
-        }
-        gate.wait();
-        for _ in 0..20 {
-            assert_eq!(in_child(), 22700);
-        }
-    });
-    println!("all children answered");
 }
