@@ -75,6 +75,7 @@
 
 mod cuda;
 mod nccl;
+mod system;
 
 pub use cuda::{Launch, register_kernel};
 
@@ -84,6 +85,7 @@ fn announce() {
     use std::sync::Once;
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        system::mark_process();
         eprintln!("metrale-gpu-sys: emulating NCCL and CUDA on host memory; no GPU is used");
     });
 }

@@ -11,6 +11,7 @@ use super::stream::{self, Kind, Stream};
 use super::table::{context_device, context_handle};
 use super::{event, kernel, lock, memory, read, write};
 use crate::cuda::{CU_CTX_SCHED_MASK, CuContext, CuDevice, CuResult};
+use crate::emulator::system;
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
@@ -19,7 +20,8 @@ pub(super) fn initialize() {
 }
 
 pub(super) fn is_initialized() -> bool {
-    INITIALIZED.load(Ordering::Acquire)
+    // The driver does not work in a fork either.
+    INITIALIZED.load(Ordering::Acquire) && !system::is_fork()
 }
 
 /// What a device holds in this process, from its first retention, or one after a reset, to its end.
@@ -311,6 +313,9 @@ pub(super) fn set_current(device: Option<CuDevice>) {
 /// The current context's device. Without one, initializes the driver, takes device 0 and makes its
 /// primary context current, as NCCL does through the runtime. A dead or failed context: its code.
 pub(in crate::emulator) fn device_for_nccl() -> Result<CuDevice, CuResult> {
+    if system::is_fork() {
+        return Err(CuResult::NotInitialized);
+    }
     initialize();
     if current_device().is_none() {
         retain(0)?;

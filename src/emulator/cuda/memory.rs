@@ -9,6 +9,7 @@ use super::capture::Label;
 use super::context;
 use super::device::{self, MEMORY};
 use super::progress::Point;
+use super::shared::{Piece, Shared};
 use super::stream::{Done, Execution, Item, Step, Stream, Work};
 use super::{read, write};
 use crate::cuda::{CuDevice, CuResult};
@@ -19,6 +20,10 @@ const ALIGNMENT: usize = 512;
 /// Bytes up to which a copy or a set is not worth another thread, and up to which the driver keeps
 /// a copy of ordinary host memory so that it need not wait.
 const SHORT: usize = 64 << 10;
+
+/// Bytes from which on an allocation lies in memory that other processes can be shown. Smaller ones
+/// come from the heap, and what ranks of other processes need of them is copied.
+const SHAREABLE: usize = 64 << 10;
 
 /// Who made a piece of memory that the driver knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,10 +62,16 @@ impl Range {
 
 /// Memory of the emulator's own, given back with the last one who needs it.
 pub(super) struct Block {
-    address: *mut u8,
-    layout: Layout,
+    home: Home,
+    size: usize,
     /// The device whose memory it counts as.
     counted: Option<CuDevice>,
+}
+
+/// Where a block's bytes are.
+enum Home {
+    Heap(*mut u8, Layout),
+    Shared(Piece),
 }
 
 // SAFETY: the block is only an owner of bytes; who reads and writes them is ordered by streams.
@@ -82,28 +93,42 @@ impl Block {
             used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
                 .map_err(|_| CuResult::OutOfMemory)?;
         }
-        // SAFETY: the size is not 0.
-        let address = unsafe { alloc(layout) };
+        let shared = match size >= SHAREABLE {
+            true => Piece::new(size),
+            false => None,
+        };
+        let home = match shared {
+            Some(piece) => Home::Shared(piece),
+            // SAFETY: the size is not 0.
+            None => Home::Heap(unsafe { alloc(layout) }, layout),
+        };
         // Made before the test, so that the count is given back too.
         let block = Self {
-            address,
-            layout,
+            home,
+            size,
             counted,
         };
-        match address.is_null() {
+        match block.pointer().is_null() {
             true => Err(CuResult::OutOfMemory),
             false => Ok(Arc::new(block)),
         }
     }
 
+    fn pointer(&self) -> *mut u8 {
+        match &self.home {
+            Home::Heap(address, _) => *address,
+            Home::Shared(piece) => piece.address(),
+        }
+    }
+
     pub(super) fn address(&self) -> u64 {
-        self.address.expose_provenance() as u64
+        self.pointer().expose_provenance() as u64
     }
 
     pub(super) fn range(&self, device: CuDevice, kind: Kind) -> Range {
         Range {
             base: self.address(),
-            size: self.layout.size(),
+            size: self.size,
             device,
             kind,
         }
@@ -113,13 +138,25 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if let Some(Ok(device)) = self.counted.map(device::get) {
-            device.used.fetch_sub(self.layout.size(), Ordering::Relaxed);
+            device.used.fetch_sub(self.size, Ordering::Relaxed);
         }
-        if !self.address.is_null() {
-            // SAFETY: allocated with this layout, and freed here alone.
-            unsafe { dealloc(self.address, self.layout) };
+        if let Home::Heap(address, layout) = self.home {
+            if !address.is_null() {
+                // SAFETY: allocated with this layout, and freed here alone.
+                unsafe { dealloc(address, layout) };
+            }
         }
     }
+}
+
+/// Where the piece at `address` lies in the file that other processes can map; none for memory of
+/// the heap or of the program.
+pub(in crate::emulator) fn shared_at(address: u64) -> Option<Shared> {
+    let place = |entry: &Entry| match &entry.block.as_ref()?.home {
+        Home::Shared(piece) => Some(piece.place()),
+        _ => None,
+    };
+    with_entry(address, place).flatten()
 }
 
 struct Entry {

@@ -11,6 +11,7 @@ mod kernel;
 mod memory;
 mod pool;
 mod progress;
+mod shared;
 mod stream;
 mod table;
 mod word;
@@ -19,8 +20,9 @@ pub use kernel::{Launch, register_kernel};
 
 pub(in crate::emulator) use context::device_for_nccl;
 pub(in crate::emulator) use device::device_count;
-pub(in crate::emulator) use memory::{Kind, Range, allocate, find, release};
+pub(in crate::emulator) use memory::{Kind, Range, allocate, find, release, shared_at};
 pub(in crate::emulator) use pool::spread;
+pub(in crate::emulator) use shared::{Piece, Shared, file as shared_file};
 pub(in crate::emulator) use stream::{
     Done, Execution, Work, capture_id, enqueue, join, record_event,
 };

@@ -58,9 +58,8 @@ pub(super) enum Target {
     Stream(Arc<Stream>),
     /// A node of a graph that runs.
     Node(Arc<Launch>, usize),
-    /// What a test has in the place of a stream.
-    #[cfg(test)]
-    Test(Box<dyn FnOnce(CuResult) + Send>),
+    /// What stands in the place of a stream: of another process, or of a test.
+    Call(Box<dyn FnOnce(CuResult) + Send>),
 }
 
 impl Target {
@@ -69,8 +68,7 @@ impl Target {
         match self {
             Self::Stream(stream) => Some(stream),
             Self::Node(launch, _) => Some(&launch.stream),
-            #[cfg(test)]
-            Self::Test(_) => None,
+            Self::Call(_) => None,
         }
     }
 
@@ -83,8 +81,7 @@ impl Target {
         match self {
             Self::Stream(stream) => stream.pass(),
             Self::Node(launch, node) => launch.complete(node),
-            #[cfg(test)]
-            Self::Test(function) => function(result),
+            Self::Call(function) => function(result),
         }
     }
 }
@@ -107,19 +104,16 @@ impl Done {
         self.0.as_ref().and_then(Target::stream)
     }
 
-    /// One that hands its result to a test.
-    #[cfg(test)]
-    pub fn testing(function: impl FnOnce(CuResult) + Send + 'static) -> Self {
-        Self(Some(Target::Test(Box::new(function))))
+    /// One that hands its result to `function`, and fails nothing if it is dropped.
+    pub fn calling(function: impl FnOnce(CuResult) + Send + 'static) -> Self {
+        Self(Some(Target::Call(Box::new(function))))
     }
 }
 
 impl Drop for Done {
     fn drop(&mut self) {
         match self.0.take() {
-            // Tests see what is finished, and nothing else.
-            #[cfg(test)]
-            Some(Target::Test(_)) => {}
+            Some(Target::Call(_)) => {}
             Some(target) => target.complete(CuResult::LaunchFailed),
             None => {}
         }

@@ -13,9 +13,11 @@ use super::ids::{self, Seat};
 use super::job::{Batch, Job};
 use super::operators::Operators;
 use super::param;
+use super::processes;
 use super::window::Memory;
 use crate::cuda::CuDevice;
 use crate::emulator::cuda::{Execution, Work};
+use crate::emulator::system;
 use crate::nccl::{NcclComm, NcclResult};
 
 /// What ends all that a rank waits for. Communicators that share resources with their parent share
@@ -92,6 +94,14 @@ fn aborted() -> NcclResult {
     )
 }
 
+/// What a call answers that waited for other ranks in vain.
+fn broken_off(exchange: &Arc<dyn Exchange>) -> NcclResult {
+    match exchange.lost() {
+        Some(reason) => refuse(NcclResult::RemoteError, format_args!("{reason}")),
+        None => aborted(),
+    }
+}
+
 /// A communicator, as one rank has it.
 pub(super) struct Comm {
     handle: u64,
@@ -137,6 +147,7 @@ struct State {
     finalized: bool,
     revoked: bool,
     destroying: bool,
+    excused: bool,
 }
 
 static COMMS: RwLock<BTreeMap<u64, Arc<Comm>>> = RwLock::new(BTreeMap::new());
@@ -148,6 +159,12 @@ static NEXT: AtomicU64 = AtomicU64::new(FIRST);
 /// The live communicator of a handle.
 pub(super) fn find(handle: NcclComm, call: &str) -> Outcome<Arc<Comm>> {
     not_null(handle, call, "comm")?;
+    if system::is_fork() {
+        return Err(refuse(
+            NcclResult::UnhandledCudaError,
+            format_args!("{call} : this process was forked from one that had used the emulator"),
+        ));
+    }
     let comms = COMMS.read().unwrap_or_else(PoisonError::into_inner);
     let comm = comms.get(&(handle as u64));
     comm.cloned().ok_or_else(|| {
@@ -220,6 +237,7 @@ impl Comm {
                 finalized: false,
                 revoked: false,
                 destroying: false,
+                excused: false,
             }),
             settled: Condvar::new(),
             operators: Mutex::new(Operators::new(handle)),
@@ -274,9 +292,23 @@ impl Comm {
         self.link.get().map_or(0, |link| link.hash)
     }
 
-    /// What `ncclCommGetAsyncError` tells.
+    /// What `ncclCommGetAsyncError` tells. A lost rank is told once the communicator is made, and until
+    /// its work was given up for it.
     pub(super) fn result(&self) -> NcclResult {
-        self.state().result
+        let state = self.state();
+        let (result, excused) = (state.result, state.excused);
+        drop(state);
+        if result == NcclResult::Success && !excused && self.locals.get().is_some() {
+            if let Some(reason) = self.link.get().and_then(|link| link.exchange.lost()) {
+                return refuse(NcclResult::RemoteError, format_args!("{reason}"));
+            }
+        }
+        result
+    }
+
+    /// From now on a lost rank is none of this communicator's concern: its work was given up.
+    pub(super) fn excuse(&self) {
+        self.state().excused = true;
     }
 
     pub(super) fn set_result(&self, result: NcclResult) {
@@ -421,11 +453,16 @@ impl Comm {
 
     /// Waits for the other ranks and compares notes with them: then the communicator is made.
     fn introduce(&self, link: &Link) -> Result<Outcome, Aborted> {
-        let process = std::process::id();
+        let process = processes::own();
         let mut card = self.device.to_ne_bytes().to_vec();
-        card.extend(process.to_ne_bytes());
+        card.extend(process);
         let cards = link.exchange.all_gather(link.rank, Topic::Init, &card)?;
-        let shares_device = |(place, card): (usize, &Vec<u8>)| cards[..place].contains(card);
+        // The devices of the processes of a machine are the same.
+        let device = |card: &[u8]| card.first_chunk::<{ size_of::<CuDevice>() }>().copied();
+        let shares_device = |(place, card): (usize, &Vec<u8>)| {
+            let mut before = cards[..place].iter();
+            before.any(|other| device(other) == device(card))
+        };
         if cards.iter().enumerate().any(shares_device)
             && param::number("NCCL_MULTI_RANK_GPU_ENABLE", 0) == 0
         {
@@ -437,10 +474,7 @@ impl Comm {
                 ),
             )));
         }
-        let here = cards
-            .iter()
-            .filter(|card| card.ends_with(&process.to_ne_bytes()))
-            .count();
+        let here = cards.iter().filter(|card| card.ends_with(&process)).count();
         self.locals.get_or_init(|| Locals::of(link.hash, here));
         Ok(Ok(()))
     }
@@ -448,12 +482,8 @@ impl Comm {
     /// Makes the communicator with the ranks that hold the same ids.
     pub(super) fn meet(&self, seat: &Seat, rank: usize) -> Outcome {
         let link = self.enter(seat.exchange.clone(), rank, seat.hash)?;
-        self.introduce(link).unwrap_or_else(|Aborted| {
-            Err(match seat.failed() {
-                true => NcclResult::RemoteError,
-                false => aborted(),
-            })
-        })
+        self.introduce(link)
+            .unwrap_or_else(|Aborted| Err(broken_off(&link.exchange)))
     }
 
     /// Makes this communicator of `members`, ranks of `parent`, which all do so.
@@ -479,7 +509,7 @@ impl Comm {
         }
         let made = self.enter(exchange.clone(), rank, hash).and_then(|link| {
             self.introduce(link)
-                .unwrap_or_else(|Aborted| Err(aborted()))
+                .unwrap_or_else(|Aborted| Err(broken_off(&link.exchange)))
         });
         if !shared {
             parent.flag.leave(&exchange);
@@ -487,11 +517,18 @@ impl Comm {
         made
     }
 
+    /// Tells the others that they may write to this rank's memory at an address.
+    pub(super) fn expose(&self, address: u64) -> Outcome {
+        let link = self.link()?;
+        link.exchange.expose(link.rank, address);
+        Ok(())
+    }
+
     /// Hands every rank all ranks' messages.
     pub(super) fn all_gather(&self, topic: Topic, message: &[u8]) -> Outcome<Vec<Vec<u8>>> {
         let link = self.link()?;
         let gathered = link.exchange.all_gather(link.rank, topic, message);
-        gathered.map_err(|Aborted| aborted())
+        gathered.map_err(|Aborted| broken_off(&link.exchange))
     }
 
     /// Whether the first collective is still to connect the ranks.
@@ -519,20 +556,29 @@ impl Comm {
             ways.map(|(peer, _)| *peer).collect()
         };
         let connected = link.exchange.connect(link.rank, &of(false), &of(true));
-        connected.map_err(|Aborted| aborted())?;
+        connected.map_err(|Aborted| broken_off(&link.exchange))?;
         lock(&self.peers).extend(ways);
         Ok(())
     }
 
     /// Waits until the rank's work is through and no graph holds any, and then for the other ranks'
-    /// as well.
-    pub(super) fn synchronize(&self, with_others: bool) {
-        let Ok(link) = self.link() else { return };
+    /// as well. An error if one of those is lost, and with it what waited for it.
+    pub(super) fn synchronize(&self, with_others: bool) -> Outcome {
+        let Ok(link) = self.link() else { return Ok(()) };
         // An abort is no failure of these; it only has them return at once.
-        let _ = link.exchange.drain(link.rank);
+        let drained = link.exchange.drain(link.rank);
+        if drained.is_err() && link.exchange.lost().is_some() {
+            link.exchange.abort(link.rank);
+        }
         self.graphs.wait();
+        let mut gathered = drained;
         if with_others && !self.flag.is_raised() {
-            let _ = link.exchange.all_gather(link.rank, Topic::Finalize, &[]);
+            let others = link.exchange.all_gather(link.rank, Topic::Finalize, &[]);
+            gathered = gathered.and(others.map(drop));
+        }
+        match (gathered, link.exchange.lost()) {
+            (Err(Aborted), Some(_)) if !self.flag.is_raised() => Err(broken_off(&link.exchange)),
+            _ => Ok(()),
         }
     }
 
@@ -553,7 +599,8 @@ impl Comm {
         let whole = gone.len() == all && gone.iter().all(|comm| !comm.flag.is_raised());
         let jobs = gone.into_iter().map(|comm| {
             let run = move || {
-                comm.synchronize(whole);
+                // Whoever is gone has ended before.
+                let _ = comm.synchronize(whole);
                 Ok(())
             };
             Job {
@@ -569,6 +616,7 @@ impl Drop for Comm {
     fn drop(&mut self) {
         if let Some(link) = self.link.get() {
             self.flag.leave(&link.exchange);
+            link.exchange.leave(link.rank);
         }
     }
 }

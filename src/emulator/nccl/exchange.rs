@@ -1,10 +1,12 @@
-//! Where the ranks of one communicator meet: what they ask of each other, and the trait behind which
-//! they may live in one process or, one day, in several.
+//! Where the ranks of one communicator meet: what they ask of each other, and the process that does it
+//! for them. How ranks of other processes get there is in `processes`.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::error::warn;
+use super::processes::{self, Abroad, Atlas, Mapped, Notice, Wire};
 use super::transfer::{self, Move};
 use crate::cuda::{CuDevice, CuResult, CuStream};
 use crate::emulator::cuda::Done;
@@ -100,6 +102,8 @@ pub(super) struct Launch {
     messages: Vec<Message>,
     /// About how many bytes are read and written for it, over all ranks.
     pub(super) traffic: usize,
+    /// Memory of another process that its addresses are in.
+    pub(super) mapped: Vec<Arc<Mapped>>,
 }
 
 /// One send or receive.
@@ -212,11 +216,12 @@ impl Launch {
             steps: one_sided,
             messages,
             traffic,
+            mapped: Vec::new(),
         }
     }
 }
 
-/// The rank's abort came first.
+/// The rank's abort came first, or a peer is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Aborted;
 
@@ -238,7 +243,8 @@ pub(super) trait Exchange: Send + Sync {
     /// Gives up a place whose launch will never start.
     fn skip(&self, rank: usize, place: u64);
 
-    /// Waits until all launches that have a place are through: `Aborted` if an abort ended them.
+    /// Waits until all launches that have a place are through: `Aborted` if an abort ended them, or they
+    /// may never be.
     fn drain(&self, rank: usize) -> Result<(), Aborted>;
 
     /// Ends all that `rank` does and waits for. Its launches, also later ones, finish at once with
@@ -265,6 +271,16 @@ pub(super) trait Exchange: Send + Sync {
     /// A new meeting place for some of the ranks, `members`, in the order of their new ranks. Each
     /// member calls it with the same list; it does not wait.
     fn derive(&self, rank: usize, members: &[usize]) -> Arc<dyn Exchange>;
+
+    /// Tells the others that they may write to `rank`'s memory at this address.
+    fn expose(&self, _rank: usize, _address: u64) {}
+
+    /// Why the ranks can never be whole again, if it is so. Control messages are answered `Aborted` then;
+    /// launches that need what is gone wait for their rank's abort.
+    fn lost(&self) -> Option<String>;
+
+    /// `rank` has no more to do here.
+    fn leave(&self, rank: usize);
 }
 
 /// What a control message is about: those of different topics never meet.
@@ -305,6 +321,10 @@ struct Lanes {
     mail: Vec<VecDeque<Post>>,
     /// How many threads wait for `through`.
     watchers: usize,
+    /// The processes of the ranks that are not in this one.
+    abroad: Vec<Option<Arc<Abroad>>>,
+    /// A rank is lost.
+    broken: bool,
 }
 
 /// What one rank is at.
@@ -350,7 +370,7 @@ struct Post {
 enum Action {
     Collective(Vec<Arrival>),
     /// A put of `rank`: what it copies and whom it signals then.
-    Put(usize, usize, Move, Signal),
+    Put(usize, usize, Move, Signal, Option<Arc<Mapped>>),
     /// A message of the first rank to the second.
     Message(usize, usize, Move),
 }
@@ -374,10 +394,14 @@ impl InProcess {
                 arrived: 0,
                 mail: (0..size * size).map(|_| VecDeque::new()).collect(),
                 watchers: 0,
+                abroad: vec![None; size],
+                broken: false,
             }),
             through: Condvar::new(),
             control: Mutex::new(Control {
                 aborted: vec![false; size],
+                left: vec![false; size],
+                wires: vec![None; size],
                 ..Control::default()
             }),
             answered: Condvar::new(),
@@ -420,9 +444,9 @@ impl InProcess {
     }
 
     /// Waits until `through` holds for the lane.
-    fn watch(&self, rank: usize, through: impl Fn(&Lane) -> bool) -> MutexGuard<'_, Lanes> {
+    fn watch(&self, rank: usize, through: impl Fn(&Lane, bool) -> bool) -> MutexGuard<'_, Lanes> {
         let mut lanes = self.lanes();
-        while !through(&lanes.lanes[rank]) {
+        while !through(&lanes.lanes[rank], lanes.broken) {
             lanes.watchers += 1;
             lanes = self
                 .through
@@ -442,7 +466,7 @@ fn perform(actions: &[Action]) -> Vec<CuResult> {
     let copies: Vec<Move> = actions
         .iter()
         .filter_map(|action| match action {
-            Action::Put(_, _, copy, _) | Action::Message(_, _, copy) => Some(*copy),
+            Action::Put(_, _, copy, ..) | Action::Message(_, _, copy) => Some(*copy),
             Action::Collective(_) => None,
         })
         .collect();
@@ -505,9 +529,13 @@ impl Lanes {
         let asked = &launch.requests[request];
         match &asked.kind {
             Kind::Put(signal) => {
+                let (to, mapped) = match &self.abroad[asked.peer] {
+                    None => (asked.recv, None),
+                    Some(abroad) => abroad.reach(asked.recv),
+                };
                 let copy = Move {
                     from: asked.send,
-                    to: asked.recv,
+                    to,
                     bytes: asked.bytes(),
                 };
                 self.lanes[rank].busy += 1;
@@ -519,7 +547,7 @@ impl Lanes {
                     self.lanes[asked.peer].busy += 1;
                 }
                 todo.actions
-                    .push(Action::Put(rank, asked.peer, copy, *signal));
+                    .push(Action::Put(rank, asked.peer, copy, *signal, mapped));
                 false
             }
             Kind::Signal(signal) => {
@@ -648,7 +676,8 @@ impl Lanes {
                     self.stepped(rank);
                 }
             }
-            Action::Put(rank, peer, _, signal) => {
+            Action::Put(rank, peer, _, signal, mapped) => {
+                drop(mapped);
                 self.worked(rank, result, todo);
                 self.stepped(rank);
                 if peer != rank {
@@ -785,16 +814,20 @@ impl Exchange for InProcess {
     }
 
     fn drain(&self, rank: usize) -> Result<(), Aborted> {
-        let lanes = self.watch(rank, |lane| lane.aborted || lane.next == lane.issued);
-        match lanes.lanes[rank].aborted {
-            true => Err(Aborted),
-            false => Ok(()),
+        let through = |lane: &Lane| lane.next == lane.issued;
+        let lanes = self.watch(rank, |lane, broken| lane.aborted || broken || through(lane));
+        let lane = &lanes.lanes[rank];
+        match !lane.aborted && through(lane) {
+            true => Ok(()),
+            false => Err(Aborted),
         }
     }
 
     fn abort(&self, rank: usize) {
-        self.control().aborted[rank] = true;
-        self.answered.notify_all();
+        let mut control = self.control();
+        control.aborted[rank] = true;
+        self.changed(&mut control);
+        drop(control);
         let mut lanes = self.lanes();
         lanes.lanes[rank].aborted = true;
         lanes.withdraw(rank);
@@ -803,7 +836,7 @@ impl Exchange for InProcess {
             ..Todo::default()
         };
         self.go_on(lanes, todo);
-        drop(self.watch(rank, |lane| lane.busy == 0 && lane.running.is_none()));
+        drop(self.watch(rank, |lane, _| lane.busy == 0 && lane.running.is_none()));
     }
 
     fn restore(&self, rank: usize) {
@@ -817,53 +850,18 @@ impl Exchange for InProcess {
         message: &[u8],
     ) -> Result<Vec<Vec<u8>>, Aborted> {
         let mut control = self.control();
-        if control.aborted[rank] {
-            return Err(Aborted);
-        }
-        let call = control.calls.entry((rank, topic)).or_default();
-        let round = (topic, *call);
-        *call += 1;
-        let messages = control.rounds.entry(round).or_default();
-        messages.insert(rank, message.to_vec());
-        if messages.len() == self.size {
-            self.answered.notify_all();
-        }
-        control = self.wait(control, rank, |control| {
-            control
-                .rounds
-                .get(&round)
-                .is_some_and(|messages| messages.len() >= self.size)
-        })?;
-        let all = control.rounds.get_mut(&round);
-        let messages = all.map(|all| {
-            let messages: Vec<Vec<u8>> = (0..self.size).map(|rank| all[&rank].clone()).collect();
-            // Counts those who have their answer, beside the messages.
-            all.insert(self.size + rank, Vec::new());
-            (messages, all.len() == 2 * self.size)
-        });
-        let (messages, last) = messages.ok_or(Aborted)?;
-        if last {
-            control.rounds.remove(&round);
-        }
-        Ok(messages)
+        let round = control.gather(rank, topic, message)?;
+        self.changed(&mut control);
+        self.wait(control, rank, |control| control.gathered(rank, round))
     }
 
     fn connect(&self, rank: usize, send_to: &[usize], recv_from: &[usize]) -> Result<(), Aborted> {
         let mut control = self.control();
-        for &to in send_to {
-            control.connected.insert((rank, to, true));
-        }
-        for &from in recv_from {
-            control.connected.insert((from, rank, false));
-        }
-        self.answered.notify_all();
-        let met = |control: &Control| {
-            let mut sends = send_to.iter().map(|&to| (rank, to, false));
-            let mut receives = recv_from.iter().map(|&from| (from, rank, true));
-            sends.all(|way| control.connected.contains(&way))
-                && receives.all(|way| control.connected.contains(&way))
-        };
-        self.wait(control, rank, met).map(drop)
+        control.offer(rank, send_to, recv_from);
+        self.changed(&mut control);
+        self.wait(control, rank, |control| {
+            control.met(rank, send_to, recv_from).then_some(())
+        })
     }
 
     fn derive(&self, rank: usize, members: &[usize]) -> Arc<dyn Exchange> {
@@ -871,6 +869,10 @@ impl Exchange for InProcess {
         let times = control.derived.entry((rank, members.to_vec())).or_default();
         let child = (members.to_vec(), *times);
         *times += 1;
+        if let Some(atlas) = control.atlas.clone() {
+            drop(control);
+            return processes::derive(&atlas, rank, members, child.1);
+        }
         let (exchange, takers) = control
             .children
             .entry(child.clone())
@@ -882,6 +884,20 @@ impl Exchange for InProcess {
         }
         exchange
     }
+
+    fn lost(&self) -> Option<String> {
+        self.control().lost.clone()
+    }
+
+    fn leave(&self, rank: usize) {
+        let mut control = self.control();
+        control.left[rank] = true;
+        if control.left.iter().all(|left| *left) {
+            // Those that were aborted have kept theirs.
+            let wires = control.wires.iter_mut().filter_map(Option::take);
+            wires.for_each(|wire| wire.close());
+        }
+    }
 }
 
 /// Control messages on their way.
@@ -891,35 +907,210 @@ struct Control {
     /// How often each rank has gathered, by topic.
     calls: HashMap<(usize, Topic), u64>,
     /// The messages of each gathering that is not through, by rank.
-    rounds: HashMap<(Topic, u64), HashMap<usize, Vec<u8>>>,
+    rounds: HashMap<Round, HashMap<usize, Vec<u8>>>,
     /// Which sides of the ways from a rank to another are connected; true for the sender's.
     connected: HashSet<(usize, usize, bool)>,
     /// How often each rank has derived an exchange for these members.
     derived: HashMap<(usize, Vec<usize>), u64>,
     /// Exchanges that not all members have taken yet, and how many have.
     children: HashMap<(Vec<usize>, u64), (Arc<InProcess>, usize)>,
+    /// The connections of the ranks that are not in this process.
+    wires: Vec<Option<Arc<Wire>>>,
+    /// What those ranks wait for.
+    watches: Vec<Watch>,
+    /// Where all ranks are, once they have come and some are not in this process.
+    atlas: Option<Arc<Atlas>>,
+    lost: Option<String>,
+    /// All ranks have finalized: nobody is missed any more.
+    over: bool,
+    left: Vec<bool>,
+}
+
+/// Which gathering: the n-th of a topic.
+type Round = (Topic, u64);
+
+/// What a rank of another process waits for, and how it is told.
+struct Watch {
+    rank: usize,
+    met: Box<dyn FnMut(&mut Control) -> Option<Vec<Vec<u8>>> + Send>,
+    tell: Box<dyn FnOnce(Result<Vec<Vec<u8>>, Aborted>) + Send>,
+}
+
+/// Tells a rank of another process what came of its control message.
+pub(super) type Tell = Box<dyn FnOnce(Result<Vec<Vec<u8>>, Aborted>) + Send>;
+
+impl Control {
+    fn usable(&self, rank: usize) -> Result<(), Aborted> {
+        match self.aborted[rank] || self.lost.is_some() {
+            true => Err(Aborted),
+            false => Ok(()),
+        }
+    }
+
+    /// Leaves a rank's message for a gathering.
+    fn gather(&mut self, rank: usize, topic: Topic, message: &[u8]) -> Result<Round, Aborted> {
+        self.usable(rank)?;
+        let call = self.calls.entry((rank, topic)).or_default();
+        let round = (topic, *call);
+        *call += 1;
+        let messages = self.rounds.entry(round).or_default();
+        messages.insert(rank, message.to_vec());
+        self.over |= topic == Topic::Finalize && messages.len() == self.aborted.len();
+        Ok(round)
+    }
+
+    /// The messages of a gathering, once all are there. Each rank takes them once.
+    fn gathered(&mut self, rank: usize, round: Round) -> Option<Vec<Vec<u8>>> {
+        let size = self.aborted.len();
+        let all = self.rounds.get_mut(&round)?;
+        if all.len() < size {
+            return None;
+        }
+        let messages = (0..size).map(|rank| all[&rank].clone()).collect();
+        // Counts those who have their answer, beside the messages.
+        all.insert(size + rank, Vec::new());
+        if all.len() == 2 * size {
+            self.rounds.remove(&round);
+        }
+        Some(messages)
+    }
+
+    /// Says which ways a rank would connect.
+    fn offer(&mut self, rank: usize, send_to: &[usize], recv_from: &[usize]) {
+        let sends = send_to.iter().map(|&to| (rank, to, true));
+        let receives = recv_from.iter().map(|&from| (from, rank, false));
+        self.connected.extend(sends.chain(receives));
+    }
+
+    /// Whether the other sides of these ways have been offered.
+    fn met(&self, rank: usize, send_to: &[usize], recv_from: &[usize]) -> bool {
+        let mut sends = send_to.iter().map(|&to| (rank, to, false));
+        let mut receives = recv_from.iter().map(|&from| (from, rank, true));
+        sends.all(|way| self.connected.contains(&way))
+            && receives.all(|way| self.connected.contains(&way))
+    }
 }
 
 impl InProcess {
-    /// Waits until `met` holds, or the rank is aborted.
-    fn wait<'a>(
+    /// Waits until `met` has something, or the rank is aborted.
+    fn wait<T>(
         &self,
-        mut control: MutexGuard<'a, Control>,
+        mut control: MutexGuard<'_, Control>,
         rank: usize,
-        met: impl Fn(&Control) -> bool,
-    ) -> Result<MutexGuard<'a, Control>, Aborted> {
+        mut met: impl FnMut(&mut Control) -> Option<T>,
+    ) -> Result<T, Aborted> {
         loop {
-            if met(&control) {
-                return Ok(control);
+            if let Some(answer) = met(&mut control) {
+                return Ok(answer);
             }
-            if control.aborted[rank] {
-                return Err(Aborted);
-            }
+            control.usable(rank)?;
             control = self
                 .answered
                 .wait(control)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Tells all who wait that there may be something for them.
+    fn changed(&self, control: &mut Control) {
+        self.answered.notify_all();
+        if control.watches.is_empty() {
+            return;
+        }
+        for mut watch in std::mem::take(&mut control.watches) {
+            match ((watch.met)(control), control.usable(watch.rank)) {
+                (Some(answer), _) => (watch.tell)(Ok(answer)),
+                (None, Err(aborted)) => (watch.tell)(Err(aborted)),
+                (None, Ok(())) => control.watches.push(watch),
+            }
+        }
+    }
+}
+
+/// For ranks of other processes.
+impl InProcess {
+    /// As `all_gather`, for a rank that is told.
+    pub(super) fn gather_for(&self, rank: usize, topic: Topic, message: &[u8], tell: Tell) {
+        let mut control = self.control();
+        match control.gather(rank, topic, message) {
+            Err(aborted) => tell(Err(aborted)),
+            Ok(round) => {
+                control.watches.push(Watch {
+                    rank,
+                    met: Box::new(move |control| control.gathered(rank, round)),
+                    tell,
+                });
+                self.changed(&mut control);
+            }
+        }
+    }
+
+    /// As `connect`, for a rank that is told.
+    pub(super) fn connect_for(
+        &self,
+        rank: usize,
+        send_to: Vec<usize>,
+        recv_from: Vec<usize>,
+        tell: Tell,
+    ) {
+        let mut control = self.control();
+        control.offer(rank, &send_to, &recv_from);
+        control.watches.push(Watch {
+            rank,
+            met: Box::new(move |control| control.met(rank, &send_to, &recv_from).then(Vec::new)),
+            tell,
+        });
+        self.changed(&mut control);
+    }
+
+    /// Gives a rank of another process its place. False if there is one at it.
+    pub(super) fn seat(&self, rank: usize, wire: &Arc<Wire>, abroad: &Arc<Abroad>) -> bool {
+        let mut control = self.control();
+        if control.left.get(rank) != Some(&false) || control.wires[rank].is_some() {
+            return false;
+        }
+        control.wires[rank] = Some(wire.clone());
+        if let Some(reason) = &control.lost {
+            wire.send(Notice::Lost(reason).frame());
+        }
+        drop(control);
+        self.lanes().abroad[rank] = Some(abroad.clone());
+        true
+    }
+
+    /// All ranks have come, and this is where they are.
+    pub(super) fn chart(&self, atlas: Arc<Atlas>) {
+        let mut control = self.control();
+        for wire in control.wires.iter().flatten() {
+            wire.send(Notice::Atlas(&atlas).frame());
+        }
+        control.atlas = Some(atlas);
+    }
+
+    /// From now on the ranks can never be whole again.
+    pub(super) fn lose(&self, reason: &str) {
+        let mut control = self.control();
+        if control.over || control.lost.is_some() {
+            return;
+        }
+        control.lost = Some(reason.to_owned());
+        // Where a rank of this process may still ask.
+        let mut ranks = control.left.iter().zip(&control.wires);
+        if ranks.any(|(left, wire)| !left && wire.is_none()) {
+            warn(format_args!("{reason}"));
+        }
+        for wire in control.wires.iter().flatten() {
+            wire.send(Notice::Lost(reason).frame());
+        }
+        self.changed(&mut control);
+        drop(control);
+        self.lanes().broken = true;
+        self.through.notify_all();
+    }
+
+    /// Whether a rank of another process is at its place.
+    pub(super) fn is_seated(&self, rank: usize) -> bool {
+        self.control().wires[rank].is_some()
     }
 }
 
@@ -1012,7 +1203,7 @@ mod tests {
         fn at(exchange: &dyn Exchange, rank: usize, place: u64, requests: Vec<Request>) -> Self {
             let (sender, receiver) = channel();
             let launch = Arc::new(Launch::new(rank, exchange.size(), 0, requests));
-            let done = Done::testing(move |result| sender.send(result).unwrap());
+            let done = Done::calling(move |result| sender.send(result).unwrap());
             exchange.start(rank, place, launch, done);
             Self(receiver)
         }

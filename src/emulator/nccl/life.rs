@@ -149,7 +149,7 @@ pub(super) unsafe fn init_all(comms: *mut NcclComm, ndev: i32, devices: *const i
             format_args!("ncclCommInitAll : no devices"),
         ));
     }
-    let ids = [ids::create()];
+    let ids = [ids::create_here()];
     group::start();
     for (rank, &device) in (0..).zip(&devices) {
         if device >= total {
@@ -216,6 +216,7 @@ pub(super) unsafe fn descend(
     if aborts {
         parent.flag.raise();
         parent.flag.lower();
+        parent.excuse();
     }
     not_null(newcomm, call, "newcomm")?;
     let out = Out::new(newcomm);
@@ -422,10 +423,7 @@ pub(super) fn finalize(handle: NcclComm) -> Outcome {
             comm.ready()?;
             comm.set_finalized()?;
             let finalized = comm.clone();
-            let job = comm.job(move || {
-                finalized.synchronize(true);
-                Ok(())
-            });
+            let job = comm.job(move || finalized.synchronize(true));
             group::add_job(&comm, job)
         };
         collect().map_err(|code| comm.spoil(code))
@@ -471,6 +469,7 @@ pub(super) fn revoke(handle: NcclComm, flags: i32) -> Outcome {
     }
     comm.set_revoked()?;
     comm.end_all();
+    comm.excuse();
     group::within_or_started(|| {
         let revoked = comm.clone();
         // Nothing of it runs any more. What comes now are calls that make other communicators of

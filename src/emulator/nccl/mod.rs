@@ -1,4 +1,5 @@
-//! NCCL on host memory: communicators whose ranks are threads of this process, or all on one thread by groups.
+//! NCCL on host memory: communicators whose ranks are threads, of this process or of several, or all on
+//! one thread by groups.
 //!
 //! | file | holds |
 //! |---|---|
@@ -7,6 +8,7 @@
 //! | `comm`, `life`, `ids` | communicators: what they are, how they are made and end, how ranks meet |
 //! | `config`, `operators`, `window`, `param`, `error` | the rest of what a program passes or asks |
 //! | `exchange`, `transfer`, `arithmetic` | the ranks' data |
+//! | `processes` | ranks of other processes |
 
 mod api;
 mod arithmetic;
@@ -21,5 +23,6 @@ mod job;
 mod life;
 mod operators;
 mod param;
+mod processes;
 mod transfer;
 mod window;

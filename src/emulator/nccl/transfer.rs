@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::arithmetic::{self, Reduction};
 use super::exchange::{Arrival, Exchange, Kind, Launch, Operator, Request, Scalar};
+use super::processes;
 use crate::cuda::{CuDevice, CuResult};
 use crate::emulator::cuda::{self, Done, Execution, Work};
 
@@ -102,13 +103,19 @@ pub(super) struct Move {
     pub(super) bytes: usize,
 }
 
-/// Whether so many bytes lie in memory that the devices can use.
-fn known(address: u64, bytes: usize) -> bool {
-    bytes == 0
-        || cuda::find(address).is_some_and(|range| {
-            (address - range.base) as usize <= range.size
-                && bytes <= range.size - (address - range.base) as usize
-        })
+/// Whether so many bytes lie in memory that the devices can use, of this process or of a rank's of
+/// another one.
+pub(super) fn known(address: u64, bytes: usize) -> bool {
+    if bytes == 0 {
+        return true;
+    }
+    match cuda::find(address) {
+        Some(range) => {
+            let offset = (address - range.base) as usize;
+            offset <= range.size && bytes <= range.size - offset
+        }
+        None => processes::is_mapped(address, bytes),
+    }
 }
 
 /// Copies, and says for each whether its memory was there. No two write the same bytes. One in place is nothing.
@@ -251,7 +258,7 @@ fn multiplies(asked: &Request) -> bool {
 }
 
 /// A user's scalar; `None` if the device memory that should hold it is gone.
-fn read(scalar: Scalar, asked: &Request) -> Option<[u8; 8]> {
+pub(super) fn read(scalar: Scalar, asked: &Request) -> Option<[u8; 8]> {
     match scalar {
         Scalar::Immediate(bytes) => Some(bytes),
         Scalar::Device(address) => {

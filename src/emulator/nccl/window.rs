@@ -242,6 +242,7 @@ pub(super) fn register_window(
     if size > range.size - offset {
         return Err(cuda_failure(CuResult::InvalidValue));
     }
+    comm.expose(base)?;
     let bases = comm.all_gather(Topic::Window, &base.to_ne_bytes())?;
     let peers = bases.iter().map(|base| {
         base.first_chunk()
