@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use libtest_mimic::Trial;
 use metrale_gpu_sys::cuda::{CuResult, use_device};
 
@@ -123,6 +123,12 @@ impl Cases {
             }
         });
         trials.collect()
+    }
+
+    /// Runs one case on this thread, of a process that is one of its ranks.
+    pub fn run_here(self, name: &str) -> Result<()> {
+        let case = self.list.into_iter().find(|case| case.name == name);
+        (case.context("there is such a case")?.body)()
     }
 
     /// Runs one case in this process, which was started for it, and says how it went.

@@ -452,7 +452,8 @@ fn more(cases: &mut Cases) {
         Ok(())
     });
     // What one device has, another's collective cannot be enqueued on.
-    cases.team(2, "a_stream_of_another_device", ANY.devices(2), |rank| {
+    let need = ANY.devices(2).shares("streams");
+    cases.team(2, "a_stream_of_another_device", need, |rank| {
         let comm = rank.join(NcclConfig::new())?;
         expect!(rank.sum_over(comm, 1)?, 2);
         let streams = rank.tell(rank.stream)?;

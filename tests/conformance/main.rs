@@ -7,9 +7,13 @@
 //! as `METRALE_TEST_RANKS_PER_GPU` says (NCCL 2.30 or newer). What a case needs and is not there is
 //! said beside its name, which counts as ignored; `METRALE_EXPECT_GPU=1` makes a machine without a GPU fail.
 //!
+//! With `METRALE_TEST_PROCESSES=1` each rank of a team has a process of its own, as under a launcher. Cases
+//! of one thread run as they do otherwise, and those whose ranks share memory are said to be ignored.
+//!
 //! Cases run one after the other, since NCCL's latest message belongs to the process and since several
 //! communicators on one GPU can wait for each other in vain.
 
+mod apart;
 mod args;
 mod arithmetic;
 mod calls;
@@ -46,6 +50,27 @@ fn main() {
         // SAFETY: no other thread exists yet.
         unsafe { std::env::set_var("NCCL_MULTI_RANK_GPU_ENABLE", "1") };
     }
+    let mut words = std::env::args().skip(1);
+    match words.next().as_deref() {
+        Some(apart::RANK) => apart::serve(&mut words, all),
+        Some(CHILD) => {
+            let name = words.next().expect("a case's name");
+            cases::exit_now(all().run_child(&name));
+        }
+        _ => {}
+    }
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    let conclusion = libtest_mimic::run(&arguments, all().into_trials());
+    if let Err(error) = team::close() {
+        eprintln!("conformance: {error:?}");
+        cases::exit_now(101);
+    }
+    conclusion.exit();
+}
+
+/// All cases.
+fn all() -> Cases {
     let mut cases = Cases::default();
     for add in [
         contexts::add,
@@ -69,16 +94,5 @@ fn main() {
     ] {
         add(&mut cases);
     }
-    let mut words = std::env::args().skip(1);
-    if let (Some(CHILD), Some(name)) = (words.next().as_deref(), words.next()) {
-        cases::exit_now(cases.run_child(&name));
-    }
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(1);
-    let conclusion = libtest_mimic::run(&arguments, cases.into_trials());
-    if let Err(error) = team::close() {
-        eprintln!("conformance: {error:?}");
-        cases::exit_now(101);
-    }
-    conclusion.exit();
+    cases
 }

@@ -1,4 +1,5 @@
-//! Ranks as threads, kept with their communicator from case to case, since connecting is what costs time.
+//! Ranks as threads, or each in a process of its own, kept with their communicator from case to case, since
+//! connecting is what costs time.
 //!
 //! Several ranks may share a GPU. Then nothing that waits for the whole device (allocate, free, the
 //! legacy stream, making and ending communicators) may run on one rank while a collective of another
@@ -7,7 +8,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
+use crate::apart::{self, Processes, Way};
 use crate::calls::*;
 use crate::cases::DEADLINE;
 use crate::expect;
@@ -61,10 +63,12 @@ pub struct Rank {
 }
 
 /// What the ranks of a team have in common.
-struct Shared {
+pub struct Shared {
     nranks: usize,
     gate: Mutex<Gate>,
     changed: Condvar,
+    /// The way to the others, where they are in other processes.
+    way: Option<Way>,
 }
 
 struct Gate {
@@ -74,11 +78,13 @@ struct Gate {
     /// What each rank has to tell the others.
     told: Vec<Option<Box<dyn Any + Send>>>,
     comms: Vec<usize>,
+    /// What the ranks of other processes have told, and this one has not looked at.
+    heard: VecDeque<Vec<u8>>,
 }
 
 /// What a rank says that had to stop because a peer failed.
 #[derive(Debug)]
-struct PeerFailed;
+pub struct PeerFailed;
 
 impl std::fmt::Display for PeerFailed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -89,11 +95,57 @@ impl std::fmt::Display for PeerFailed {
 impl std::error::Error for PeerFailed {}
 
 impl Shared {
+    fn new(nranks: usize, way: Option<Way>) -> Self {
+        let gate = Gate {
+            arrived: 0,
+            round: 0,
+            failed: false,
+            told: (0..nranks).map(|_| None).collect(),
+            comms: vec![0; nranks],
+            heard: VecDeque::new(),
+        };
+        Self {
+            nranks,
+            gate: Mutex::new(gate),
+            changed: Condvar::new(),
+            way,
+        }
+    }
+
+    /// Of ranks in other processes.
+    pub fn apart(nranks: usize, way: Way) -> Self {
+        Self::new(nranks, Some(way))
+    }
+
+    /// Takes what all ranks have told.
+    pub fn hear(&self, told: Vec<u8>) {
+        self.lock().heard.push_back(told);
+        self.changed.notify_all();
+    }
+
+    /// Tells the ranks of other processes, and hears what they do.
+    fn exchange(&self, way: &Way, bytes: &[u8]) -> Result<Vec<u8>> {
+        way.tell(bytes)?;
+        let mut gate = self.lock();
+        loop {
+            if let Some(told) = gate.heard.pop_front() {
+                return Ok(told);
+            }
+            if gate.failed {
+                return Err(PeerFailed.into());
+            }
+            gate = self
+                .changed
+                .wait(gate)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Gate> {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fail(&self) {
+    pub fn fail(&self) {
         self.lock().failed = true;
         self.changed.notify_all();
     }
@@ -103,6 +155,9 @@ impl Shared {
     }
 
     fn meet(&self) -> Result<()> {
+        if let Some(way) = &self.way {
+            return self.exchange(way, &[]).map(drop);
+        }
         let mut gate = self.lock();
         gate.arrived += 1;
         if gate.arrived == self.nranks {
@@ -132,6 +187,18 @@ impl Rank {
 
     /// What every rank tells, in the order of ranks.
     pub fn tell<T: Copy + Send + 'static>(&self, value: T) -> Result<Vec<T>> {
+        if let Some(way) = &self.shared.way {
+            let size = size_of::<T>();
+            // SAFETY: the bytes of a value; those that are told are numbers without gaps.
+            let own = unsafe { std::slice::from_raw_parts((&raw const value).cast::<u8>(), size) };
+            let told = self.shared.exchange(way, own)?;
+            // A length before each.
+            let all = told.chunks_exact(4 + size).map(|one| {
+                // SAFETY: the bytes of such a value, as another process of this program has it.
+                unsafe { one[4..].as_ptr().cast::<T>().read_unaligned() }
+            });
+            return Ok(all.collect());
+        }
         self.shared.lock().told[self.rank as usize] = Some(Box::new(value));
         self.meet()?;
         let all = self
@@ -314,7 +381,7 @@ impl Rank {
         Ok(self.read::<i32>(buffer)?[0])
     }
 
-    fn make(rank: i32, shared: Arc<Shared>) -> Result<Self> {
+    pub fn make(rank: i32, shared: Arc<Shared>) -> Result<Self> {
         let nranks = shared.nranks as i32;
         let device = rank % World::get().devices.max(1);
         use_device(device)?;
@@ -339,7 +406,7 @@ impl Rank {
         Ok(rank)
     }
 
-    fn work(&self, job: &Job) -> Result<()> {
+    pub fn work(&self, job: &Job) -> Result<()> {
         self.started.set(Instant::now());
         job(self)?;
         self.reuse()?;
@@ -347,7 +414,7 @@ impl Rank {
         Ok(())
     }
 
-    fn close(self) -> Result<()> {
+    pub fn close(self) -> Result<()> {
         self.leave(self.comm)?;
         destroy_stream(self.stream);
         expect!(cuMemFree_v2(self.arena), CuResult::Success);
@@ -380,12 +447,13 @@ pub fn state(comm: NcclComm) -> Result<NcclResult> {
     Ok(state)
 }
 
-type Job = dyn Fn(&Rank) -> Result<()> + Send + Sync;
+pub type Job = dyn Fn(&Rank) -> Result<()> + Send + Sync;
 
-/// The threads of a team.
+/// The threads of a team, or its processes.
 struct Team {
     shared: Arc<Shared>,
     jobs: Vec<Sender<Arc<Job>>>,
+    processes: Option<Processes>,
     outcomes: Receiver<(usize, Result<()>)>,
 }
 
@@ -398,11 +466,19 @@ fn idle() -> MutexGuard<'static, Option<HashMap<i32, Team>>> {
 
 /// Runs `body` on every rank of a team. A team on which a case failed is given up.
 pub fn run(nranks: i32, body: impl Fn(&Rank) -> Result<()> + Send + Sync + 'static) -> Result<()> {
+    if let Some(outcome) = apart::run_here(nranks, &body) {
+        return outcome;
+    }
     let kept = idle().as_mut().and_then(|teams| teams.remove(&nranks));
     let mut team = match kept {
         Some(team) => team,
         None => Team::start(nranks).context("a team could not be made")?,
     };
+    if let Some(processes) = &team.processes {
+        // A case's thread has its name.
+        let thread = std::thread::current();
+        processes.run(thread.name().context("a case has a name")?)?;
+    }
     let body: Arc<Job> = Arc::new(body);
     for jobs in &team.jobs {
         jobs.send(body.clone())
@@ -422,21 +498,15 @@ pub fn close() -> Result<()> {
 impl Team {
     fn start(nranks: i32) -> Result<Team> {
         let count = nranks as usize;
-        let gate = Gate {
-            arrived: 0,
-            round: 0,
-            failed: false,
-            told: (0..count).map(|_| None).collect(),
-            comms: vec![0; count],
-        };
-        let shared = Arc::new(Shared {
-            nranks: count,
-            gate: Mutex::new(gate),
-            changed: Condvar::new(),
-        });
+        let shared = Arc::new(Shared::new(count, None));
         let (done, outcomes) = channel();
         let mut jobs = Vec::new();
-        for rank in 0..count {
+        let mut processes = None;
+        if apart::wanted() {
+            processes = Some(Processes::start(count, &done)?);
+        }
+        let threads = if processes.is_some() { 0 } else { count };
+        for rank in 0..threads {
             let (sender, receiver) = channel();
             jobs.push(sender);
             let (shared, done) = (shared.clone(), done.clone());
@@ -453,6 +523,7 @@ impl Team {
         let mut team = Team {
             shared,
             jobs,
+            processes,
             outcomes,
         };
         team.collect()?;
@@ -497,6 +568,9 @@ impl Team {
                         let missing: Vec<usize> = (0..count).filter(|&rank| !back[rank]).collect();
                         first = Some(anyhow!("hung: ranks {missing:?} did not come back"));
                     }
+                    if let Some(processes) = &mut self.processes {
+                        processes.kill();
+                    }
                     let comms = self.shared.lock().comms.clone();
                     for (rank, comm) in comms.into_iter().enumerate() {
                         if !back[rank] && comm != 0 {
@@ -520,6 +594,9 @@ impl Team {
 
     fn close(mut self) -> Result<()> {
         self.jobs.clear();
+        if let Some(processes) = &self.processes {
+            processes.end();
+        }
         self.collect().context("a team could not be ended")
     }
 }

@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use metrale_gpu_sys::cuda::{CuDeviceAttribute, device_attribute, device_count, init};
 use metrale_gpu_sys::nccl::{NcclVersion, version};
 
-use crate::calls;
 use crate::gated::short;
+use crate::{apart, calls};
 
 /// The machine and the libraries.
 pub struct World {
@@ -29,6 +29,8 @@ pub struct Need {
     capability: i32,
     emulator: bool,
     function: Option<&'static str>,
+    /// What its ranks share that processes do not.
+    shares: Option<&'static str>,
 }
 
 /// Any world with one device.
@@ -39,6 +41,7 @@ pub const ANY: Need = Need {
     capability: 0,
     emulator: false,
     function: None,
+    shares: None,
 };
 
 /// What crashes or hangs the real libraries; the emulator answers with a code and documents it.
@@ -72,6 +75,14 @@ impl Need {
         }
     }
 
+    /// Ranks that are threads of one process, for what they share.
+    pub const fn shares(self, what: &'static str) -> Self {
+        Self {
+            shares: Some(what),
+            ..self
+        }
+    }
+
     /// Reductions of the 8-bit floats.
     pub const fn fp8(self) -> Self {
         Self {
@@ -89,6 +100,9 @@ impl Need {
             return Err(
                 "needs the emulator: the real libraries crash, hang or do not say".to_owned(),
             );
+        }
+        if let (true, Some(what)) = (apart::wanted(), self.shares) {
+            return Err(format!("needs its ranks in one process: they share {what}"));
         }
         if self.devices > world.devices {
             return Err(format!(
