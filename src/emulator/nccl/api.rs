@@ -10,6 +10,7 @@ use super::comm::{self, Out};
 use super::config::{self, CollConfig};
 use super::error::{
     self, INVALID_ARGUMENT, INVALID_USAGE, Outcome, cuda_failure, lock, not_null, refuse,
+    refuse_fork,
 };
 use super::exchange::{Kind, Scalar, Signal};
 use super::group::{self, Simulation};
@@ -132,7 +133,7 @@ api! {
     }
 
     fn ncclGetUniqueId(unique_id: *mut NcclUniqueId) {
-        // Where the ranks are to meet, if it is set. Nothing comes of it, as no rank is elsewhere.
+        // Where the ranks are to meet, if it is set. Nothing comes of it: ranks meet where their id was made.
         if let Some(address) = param::text("NCCL_COMM_ID") {
             let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
             if port.is_none() {
@@ -143,6 +144,7 @@ api! {
             }
         }
         not_null(unique_id, "GetUniqueId", "out")?;
+        refuse_fork("GetUniqueId")?;
         put(unique_id, ids::create())
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use super::config::Config;
-use super::error::{INVALID_ARGUMENT, INVALID_USAGE, Outcome, lock, not_null, refuse};
+use super::error::{INVALID_ARGUMENT, INVALID_USAGE, Outcome, lock, not_null, refuse, refuse_fork};
 use super::exchange::{Aborted, Exchange, Topic};
 use super::ids::{self, Seat};
 use super::job::{Batch, Job};
@@ -17,7 +17,6 @@ use super::processes;
 use super::window::Memory;
 use crate::cuda::CuDevice;
 use crate::emulator::cuda::{Execution, Work};
-use crate::emulator::system;
 use crate::nccl::{NcclComm, NcclResult};
 
 /// What ends all that a rank waits for. Communicators that share resources with their parent share
@@ -159,12 +158,7 @@ static NEXT: AtomicU64 = AtomicU64::new(FIRST);
 /// The live communicator of a handle.
 pub(super) fn find(handle: NcclComm, call: &str) -> Outcome<Arc<Comm>> {
     not_null(handle, call, "comm")?;
-    if system::is_fork() {
-        return Err(refuse(
-            NcclResult::UnhandledCudaError,
-            format_args!("{call} : this process was forked from one that had used the emulator"),
-        ));
-    }
+    refuse_fork(call)?;
     let comms = COMMS.read().unwrap_or_else(PoisonError::into_inner);
     let comm = comms.get(&(handle as u64));
     comm.cloned().ok_or_else(|| {

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::param;
 use crate::cuda::CuResult;
+use crate::emulator::system;
 use crate::nccl::NcclResult;
 
 /// What a call comes to. An error is whatever it answers in place of `Success`, `InProgress`
@@ -61,6 +62,18 @@ pub(super) fn cuda_failure(code: CuResult) -> NcclResult {
         NcclResult::UnhandledCudaError,
         format_args!("Cuda failure {} '{name}'", code.0),
     )
+}
+
+/// This process is not a fork of one that had used the emulator, whose locks may be taken for ever
+/// here and whose threads are gone.
+pub(super) fn refuse_fork(call: &str) -> Outcome {
+    match system::is_fork() {
+        true => Err(refuse(
+            NcclResult::UnhandledCudaError,
+            format_args!("{call} : this process was forked from one that had used the emulator"),
+        )),
+        false => Ok(()),
+    }
 }
 
 /// `pointer` is not null.

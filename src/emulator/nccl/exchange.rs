@@ -918,6 +918,8 @@ struct Control {
     wires: Vec<Option<Arc<Wire>>>,
     /// What those ranks wait for.
     watches: Vec<Watch>,
+    /// A rank of this process, once others may have to know what they lose with it.
+    own: Option<usize>,
     /// Where all ranks are, once they have come and some are not in this process.
     atlas: Option<Arc<Atlas>>,
     lost: Option<String>,
@@ -1070,6 +1072,9 @@ impl InProcess {
             return false;
         }
         control.wires[rank] = Some(wire.clone());
+        if let Some(own) = control.own {
+            wire.send(Notice::Host(own).frame());
+        }
         if let Some(reason) = &control.lost {
             wire.send(Notice::Lost(reason).frame());
         }
@@ -1078,11 +1083,27 @@ impl InProcess {
         true
     }
 
+    /// A rank of this process has come.
+    pub(super) fn seat_own(&self, rank: usize) {
+        let mut control = self.control();
+        if control.own.is_none() {
+            control.own = Some(rank);
+            for wire in control.wires.iter().flatten() {
+                wire.send(Notice::Host(rank).frame());
+            }
+        }
+    }
+
     /// All ranks have come, and this is where they are.
     pub(super) fn chart(&self, atlas: Arc<Atlas>) {
         let mut control = self.control();
+        // The work of a communicator is not for a process that may know nothing of it.
+        let notice = match atlas.homes.contains(&processes::own()) {
+            true => Notice::Atlas(&atlas),
+            false => Notice::Moved(&atlas),
+        };
         for wire in control.wires.iter().flatten() {
-            wire.send(Notice::Atlas(&atlas).frame());
+            wire.send(notice.frame());
         }
         control.atlas = Some(atlas);
     }

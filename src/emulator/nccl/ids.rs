@@ -165,9 +165,12 @@ pub(super) fn take_place(
         return refused(reason);
     }
     meeting.homes[rank] = Some(comer.token);
-    if let Some((wire, abroad)) = comer.connection {
-        meeting.abroad = true;
-        exchange.seat(rank, wire, abroad);
+    match comer.connection {
+        Some((wire, abroad)) => {
+            meeting.abroad = true;
+            exchange.seat(rank, wire, abroad);
+        }
+        None => exchange.seat_own(rank),
     }
     if meeting.homes.iter().all(Option::is_some) {
         if meeting.abroad {

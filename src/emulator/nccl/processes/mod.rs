@@ -1,7 +1,7 @@
 //! Ranks of other processes.
 //!
-//! One process does the work of a communicator: the one that made its unique id, or, of a child
-//! communicator, that of its first rank. Its ranks meet as they do without others. A rank of another
+//! One process does the work of a communicator: the one that made its unique id, or that of the first
+//! rank, where the maker has no rank, and of a child communicator. Its ranks meet as they do without others. A rank of another
 //! process has a connection to it, on which it asks for what it would ask there itself, in [`Remote`],
 //! and the process does that in its name, in [`host`](self). So there is one order of things, and one
 //! arithmetic.
@@ -114,11 +114,17 @@ const ANSWER: u8 = 21;
 const ABORTED: u8 = 22;
 const LOST: u8 = 23;
 const ATLAS: u8 = 24;
+const HOST: u8 = 25;
+const MOVED: u8 = 26;
 
 /// What every rank of another process is told.
 pub(super) enum Notice<'a> {
     Lost(&'a str),
     Atlas(&'a Atlas),
+    /// The process of the first rank does the work, not this one.
+    Moved(&'a Atlas),
+    /// The first rank that has come of those of the process that does the work.
+    Host(usize),
 }
 
 impl Notice<'_> {
@@ -126,6 +132,8 @@ impl Notice<'_> {
         match self {
             Self::Lost(reason) => Writer::new(LOST).bytes(reason.as_bytes()),
             Self::Atlas(atlas) => write_atlas(Writer::new(ATLAS), atlas),
+            Self::Moved(atlas) => write_atlas(Writer::new(MOVED), atlas),
+            Self::Host(rank) => Writer::new(HOST).number(*rank as u64),
         }
     }
 }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::wire::{self, Id, Reader, Wire, Writer};
 use super::{
-    ABORT, ABORTED, ANSWER, ATLAS, ATTACH, Atlas, CONNECT, DONE, GATHER, JOIN, LEAVE, LOST, REGION,
-    RESTORE, SKIP, START, Token, USE_UP, derive, gone, hears, nowhere, own, read_atlas,
-    write_atlas,
+    ABORT, ABORTED, ANSWER, ATLAS, ATTACH, Atlas, CONNECT, DONE, GATHER, HOST, JOIN, LEAVE, LOST,
+    MOVED, REGION, RESTORE, SKIP, START, Token, USE_UP, derive, gone, hears, nowhere, own,
+    read_atlas, write_atlas,
 };
 use crate::cuda::CuResult;
 use crate::emulator::cuda::{self, Done, Piece, Shared};
@@ -24,9 +24,8 @@ pub(in crate::emulator::nccl) struct Remote(Arc<Inner>);
 struct Inner {
     size: usize,
     rank: usize,
-    /// The process that does the work, and the connection with it; none if nobody was there.
-    host: Token,
-    wire: Option<Arc<Wire>>,
+    /// The connection with the process that does the work; none if nobody was there.
+    wire: Mutex<Option<Arc<Wire>>>,
     state: Mutex<State>,
     /// Told when anything in the state has changed.
     changed: Condvar,
@@ -36,6 +35,8 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
+    /// It is known which process does the work.
+    placed: bool,
     lost: Option<String>,
     /// The connection has ended.
     closed: bool,
@@ -55,6 +56,8 @@ struct State {
     asked: u64,
     answers: HashMap<u64, Option<Result<Vec<Vec<u8>>, Aborted>>>,
     atlas: Option<Arc<Atlas>>,
+    /// A rank of the process that does the work.
+    host: Option<usize>,
     derived: HashMap<Vec<usize>, u64>,
 }
 
@@ -77,6 +80,11 @@ pub(in crate::emulator::nccl) fn use_up(maker: Token, id: &Id) -> bool {
     asked().unwrap_or(false)
 }
 
+/// What a rank says to take its place where it is expected.
+fn attach(atlas: &Atlas, rank: usize) -> Writer {
+    write_atlas(Writer::new(ATTACH).fixed(&own()).number(rank as u64), atlas)
+}
+
 impl Remote {
     /// Joins the ranks that hold the same ids, at the process that made the first of them. An error is
     /// why that cannot be reached.
@@ -97,7 +105,7 @@ impl Remote {
             .number(nranks as u64)
             .number(rank as u64)
             .list(ids, |frame, id| frame.fixed(id));
-        Ok(Self::begin((maker, wire), hello, nranks, rank, None))
+        Ok(Self::begin(wire, hello, nranks, rank, State::default()))
     }
 
     /// Takes the rank's place in a child communicator.
@@ -109,32 +117,21 @@ impl Remote {
                 closed: true,
                 ..State::default()
             };
-            return Arc::new(Self(Inner::new(size, rank, atlas.homes[0], None, state)));
+            return Arc::new(Self(Inner::new(size, rank, None, state)));
         };
-        let hello = Writer::new(ATTACH).fixed(&own()).number(rank as u64);
-        let hello = write_atlas(hello, atlas);
-        Self::begin(
-            (atlas.homes[0], wire),
-            hello,
-            size,
-            rank,
-            Some(atlas.clone()),
-        )
-    }
-
-    fn begin(
-        (host, wire): (Token, Arc<Wire>),
-        hello: Writer,
-        size: usize,
-        rank: usize,
-        atlas: Option<Arc<Atlas>>,
-    ) -> Arc<Self> {
-        wire.send(hello);
+        let hello = attach(atlas, rank);
         let state = State {
-            atlas,
+            placed: true,
+            atlas: Some(atlas.clone()),
+            host: Some(0),
             ..State::default()
         };
-        let inner = Inner::new(size, rank, host, Some(wire), state);
+        Self::begin(wire, hello, size, rank, state)
+    }
+
+    fn begin(wire: Arc<Wire>, hello: Writer, size: usize, rank: usize, state: State) -> Arc<Self> {
+        wire.send(hello);
+        let inner = Inner::new(size, rank, Some(wire), state);
         let reading = inner.clone();
         let thread = std::thread::Builder::new().name("metrale rank".to_owned());
         if thread.spawn(move || reading.listen()).is_err() {
@@ -147,18 +144,11 @@ impl Remote {
 }
 
 impl Inner {
-    fn new(
-        size: usize,
-        rank: usize,
-        host: Token,
-        wire: Option<Arc<Wire>>,
-        state: State,
-    ) -> Arc<Self> {
+    fn new(size: usize, rank: usize, wire: Option<Arc<Wire>>, state: State) -> Arc<Self> {
         Arc::new(Self {
             size,
             rank,
-            host,
-            wire,
+            wire: Mutex::new(wire),
             state: Mutex::new(state),
             changed: Condvar::new(),
             shown: Mutex::default(),
@@ -176,28 +166,21 @@ impl Inner {
     }
 
     fn send(&self, frame: Writer) {
-        if let Some(wire) = &self.wire {
+        if let Some(wire) = &*lock(&self.wire) {
             wire.send(frame);
         }
     }
 
     /// Takes in what the other side tells, until the connection ends.
     fn listen(&self) {
-        let Some(wire) = &self.wire else { return };
-        let mut stream = BufReader::new(wire.stream());
-        while let Ok(frame) = wire::receive(&mut stream) {
-            let mut frame = Reader::new(&frame);
-            let kind = frame.byte();
-            if kind.and_then(|kind| self.hear(kind, &mut frame)).is_none() {
-                break;
-            }
+        let mut wire = lock(&self.wire).clone();
+        while let Some(current) = wire {
+            wire = self.listen_on(&current);
+            current.close();
         }
-        wire.close();
         let mut state = self.state();
         state.closed = true;
-        let atlas = state.atlas.as_ref();
-        let there = atlas.and_then(|atlas| atlas.homes.iter().position(|home| *home == self.host));
-        let reason = match there {
+        let reason = match state.host {
             Some(rank) => gone(rank),
             None => {
                 "the process that made the unique id is gone: it has ended, or was killed".into()
@@ -206,6 +189,40 @@ impl Inner {
         state.lose(reason);
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// Listens on one connection: to its end, or until the work moves to another process, and there is
+    /// another connection.
+    fn listen_on(&self, wire: &Wire) -> Option<Arc<Wire>> {
+        let mut stream = BufReader::new(wire.stream());
+        loop {
+            let frame = wire::receive(&mut stream).ok()?;
+            let mut frame = Reader::new(&frame);
+            match frame.byte()? {
+                MOVED => {
+                    let atlas = read_atlas(&mut frame)?;
+                    return self.follow(Arc::new(atlas));
+                }
+                kind => self.hear(kind, &mut frame)?,
+            }
+        }
+    }
+
+    /// The process that made the id has none of the ranks: that of the first rank does the work.
+    fn follow(&self, atlas: Arc<Atlas>) -> Option<Arc<Wire>> {
+        if atlas.homes.len() != self.size || self.state().aborted {
+            return None;
+        }
+        let wire = Wire::dial(atlas.homes[0]);
+        let mut state = self.state();
+        state.host = Some(0);
+        let wire = wire.ok()?;
+        wire.send(attach(&atlas, self.rank));
+        *lock(&self.wire) = Some(wire.clone());
+        (state.placed, state.atlas) = (true, Some(atlas));
+        drop(state);
+        self.changed.notify_all();
+        Some(wire)
     }
 
     fn hear(&self, kind: u8, frame: &mut Reader<'_>) -> Option<()> {
@@ -230,10 +247,12 @@ impl Inner {
                 let reason = frame.text()?;
                 self.state().lose(reason);
             }
+            HOST => self.state().host = Some(frame.size()?),
             ATLAS => {
                 let atlas = read_atlas(frame)?;
                 (atlas.homes.len() == self.size).then_some(())?;
-                self.state().atlas = Some(Arc::new(atlas));
+                let mut state = self.state();
+                (state.placed, state.atlas) = (true, Some(Arc::new(atlas)));
             }
             _ => return None,
         }
@@ -261,6 +280,9 @@ impl Inner {
     /// Sends a control message and waits for the answer.
     fn ask(&self, frame: impl FnOnce(u64) -> Writer) -> Result<Vec<Vec<u8>>, Aborted> {
         let mut state = self.state();
+        while !(state.placed || state.silenced || state.lost.is_some()) {
+            state = self.wait(state);
+        }
         if state.silenced || state.lost.is_some() {
             return Err(Aborted);
         }
@@ -434,7 +456,7 @@ impl Exchange for Remote {
                     closed: true,
                     ..State::default()
                 };
-                Arc::new(Self(Inner::new(members.len(), 0, self.0.host, None, state)))
+                Arc::new(Self(Inner::new(members.len(), 0, None, state)))
             }
         }
     }
