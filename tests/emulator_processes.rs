@@ -37,7 +37,8 @@ fn main() {
         serve();
         return;
     }
-    let tests: [(&str, fn() -> Result<()>); 20] = [
+    type Test = (&'static str, fn() -> Result<()>);
+    let tests: [Test; 22] = [
         ("threads_and_processes_mix", threads_and_processes_mix),
         (
             "every_process_may_make_the_id",
@@ -51,6 +52,11 @@ fn main() {
         ("children_of_communicators", children_of_communicators),
         ("many_communicators", many_communicators),
         ("large_buffers_of_every_kind", large_buffers_of_every_kind),
+        (
+            "an_abort_ends_the_wait_for_others",
+            an_abort_ends_the_wait_for_others,
+        ),
+        ("children_with_late_ranks", children_with_late_ranks),
         ("killed_at_init", killed_at_init),
         ("killed_in_a_collective", killed_in_a_collective),
         ("killed_between_two", killed_between_two),
@@ -176,6 +182,18 @@ impl Slot {
                         ids.as_mut_ptr(),
                         std::ptr::null(),
                     )
+                };
+                self.comms.push(comm);
+                verdict(code)
+            }
+            // Ranks, rank, id: without waiting.
+            "begin" => {
+                use_device(number(2)?)?;
+                let (id, mut comm) = (unhex(words[3])?, null_mut());
+                let config = NcclConfig::non_blocking();
+                // SAFETY: room for a handle, and a whole config.
+                let code = unsafe {
+                    ncclCommInitRankConfig(&mut comm, number(1)?, id, number(2)?, &config)
                 };
                 self.comms.push(comm);
                 verdict(code)
@@ -701,6 +719,45 @@ fn large_buffers_of_every_kind() -> Result<()> {
     job.destroy()
 }
 
+fn an_abort_ends_the_wait_for_others() -> Result<()> {
+    for waiting in [&[0][..], &[1], &[0, 1], &[1, 2]] {
+        let mut job = Job::start(&[1, 1, 1])?;
+        let id = job.ask(0, "id")?;
+        let begun = job.each(waiting, |rank| format!("begin 3 {rank} {id}"))?;
+        ensure!(begun.iter().all(|code| code.starts_with("7 ")), "{begun:?}");
+        std::thread::sleep(Duration::from_millis(10));
+        let ended = job.each(waiting, |_| "abort".to_owned())?;
+        ensure!(ended.iter().all(|code| code == "0"), "{ended:?}");
+        // The processes go on.
+        job.init(2)?;
+        job.sum()?;
+        job.destroy()?;
+    }
+    Ok(())
+}
+
+/// Two ranks of the process that does the work come one long after the other.
+fn children_with_late_ranks() -> Result<()> {
+    let mut job = Job::start(&[2, 2])?;
+    job.init(0)?;
+    job.sum()?;
+    // Those without rank 3, of which rank 1 is late.
+    for rank in [0, 2] {
+        job.tell(rank, "shrink 3")?;
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    job.tell(1, "shrink 3")?;
+    for rank in [0, 1, 2] {
+        let made = job.hear(rank)?;
+        ensure!(made == "0", "{made}");
+    }
+    let sums = job.each(&[0, 1, 2], |_| "sum 2".to_owned())?;
+    ensure!(sums == ["0 6"; 3], "{sums:?}");
+    let ended = job.each(&[0, 1, 2], |_| "destroy".to_owned())?;
+    ensure!(ended == ["0"; 3], "{ended:?}");
+    Ok(())
+}
+
 /// Runs `test` often, with each rank as the one that dies, alone in its process or not.
 fn with_victims(test: impl Fn(&mut Job, usize) -> Result<()>) -> Result<()> {
     for round in 0..TIMES {
@@ -995,7 +1052,7 @@ fn nothing_is_left() -> Result<()> {
             .map(|text| names.iter().filter(|name| text.contains(*name)).count())
     };
     job.init(0)?;
-    let sums = job.all(|_| format!("buffers"))?;
+    let sums = job.all(|_| "buffers".to_owned())?;
     ensure!(sums.iter().all(|sum| sum == "0 4"), "{sums:?}");
     ensure!(sockets()? == 4, "{} of 4 processes listen", sockets()?);
     ensure!(files()? == before, "files: {:?}", files()?);

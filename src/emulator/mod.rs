@@ -6,7 +6,7 @@
 //! program need not know. It says so once on standard error when it is first used. It computes:
 //! device memory is host memory, streams are queues that run beside the threads that fill them,
 //! events order them, and collectives move and reduce what is there, in every type, with as many
-//! ranks as threads or groups bring. Where it answers otherwise than real NCCL or the real driver,
+//! ranks as threads, groups or processes bring. Where it answers otherwise than real NCCL or the real driver,
 //! other than listed here, it is wrong.
 //!
 //! # Devices
@@ -45,7 +45,9 @@
 //! | | NCCL | here |
 //! |---|---|---|
 //! | a communicator that was destroyed, or is none; `ncclCommShrink` of null; null where an answer goes | crashes, mostly | `InvalidArgument` |
-//! | where ranks are | anywhere | in this process: an id of another one is a `RemoteError` |
+//! | where ranks are | anywhere | in processes of one user on one machine, in one network namespace, as threads of each: an id from elsewhere is a `RemoteError` |
+//! | a process that is gone, killed or by itself, without its ranks having been destroyed | `RemoteError` by [`ncclCommGetAsyncError`](crate::nccl::ncclCommGetAsyncError), and from calls that wait for it | the same, in every process of the communicator; [`ncclGetLastError`](crate::nccl::ncclGetLastError) names one of its ranks. Work that needs it stays in its stream until the communicator is aborted, or shrunk with `NCCL_SHRINK_ABORT`, as with NCCL |
+//! | a process that is forked, not started | crashes or hangs | `UnhandledCudaError`, `NotInitialized` |
 //! | a unique id that was used up, or that nobody made | `RemoteError` after a minute | `RemoteError` at once |
 //! | ranks that come with one id and do not fit together: their counts differ, or a rank comes twice | those that have come hang, later ones `RemoteError` | `RemoteError` for all, at once |
 //! | `ncclCommShrink` with a rank that is named twice or does not exist; `ncclCommGrow` where nobody made an id; `ncclCommInitAll` of no devices | hangs; hangs; reads past the array | `InvalidArgument`; `InvalidUsage`; `InvalidArgument` |
@@ -60,6 +62,14 @@
 //! | memory of a communicator | some, which suspending gives back | none: [`ncclCommMemStats`](crate::nccl::ncclCommMemStats) tells 0 bytes |
 //! | the time that `ncclGroupSimulateEnd` tells | a model of the machine | 10 microseconds and 100 GB/s |
 //! | the log | levels, parts, a file | warnings on standard output, where `NCCL_DEBUG` is `WARN` or more |
+//!
+//! Ranks of several processes meet at the one that made the unique id, which must be there until all
+//! ranks have come. It does their work, or, if it has no rank, the process of rank 0 does; of a child
+//! communicator, that of its first rank. It reads and writes the others' device memory in place.
+//! Nothing of this is in a folder: whatever ends a process, its sockets and memory go with it. Device
+//! memory counts for each process by itself, but the devices are the same: two ranks on one are
+//! refused, as two threads' are, without `NCCL_MULTI_RANK_GPU_ENABLE`. Events and streams are a
+//! process's own, and there is no CUDA IPC.
 //!
 //! Of NCCL's variables these are minded: `NCCL_COMM_BLOCKING`, `NCCL_MULTI_RANK_GPU_ENABLE`,
 //! `NCCL_CHECK_POINTERS` and `NCCL_CHECK_MODE` (`DEBUG_GLOBAL` is `DEBUG_LOCAL` here), `NCCL_NET`,

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use super::config::Config;
-use super::error::{INVALID_ARGUMENT, INVALID_USAGE, Outcome, lock, not_null, refuse, refuse_fork};
+use super::error::{
+    INVALID_ARGUMENT, INVALID_USAGE, Outcome, lock, not_null, refuse, refuse_fork, remember,
+};
 use super::exchange::{Aborted, Exchange, Topic};
 use super::ids::{self, Seat};
 use super::job::{Batch, Job};
@@ -294,7 +296,8 @@ impl Comm {
         drop(state);
         if result == NcclResult::Success && !excused && self.locals.get().is_some() {
             if let Some(reason) = self.link.get().and_then(|link| link.exchange.lost()) {
-                return refuse(NcclResult::RemoteError, format_args!("{reason}"));
+                remember(&reason);
+                return NcclResult::RemoteError;
             }
         }
         result

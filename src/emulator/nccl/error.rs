@@ -36,16 +36,22 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) fn warn(text: fmt::Arguments<'_>) {
     let mut line = String::new();
     let _ = line.write_fmt(text);
-    let _writing = lock(&WRITING);
-    let bytes = line.bytes().take(SIZE - 1).chain([0]);
-    for (place, byte) in LATEST.iter().zip(bytes) {
-        place.store(byte, Relaxed);
-    }
+    remember(&line);
     if param::prints_warnings() {
         let _ = writeln!(
             std::io::stdout(),
             "metrale-gpu-sys emulator: NCCL WARN {line}"
         );
+    }
+}
+
+/// Makes `line` the latest warning, if only again.
+pub(super) fn remember(line: &str) {
+    // In a fork it may be taken for ever.
+    let _writing = (!system::is_fork()).then(|| lock(&WRITING));
+    let bytes = line.bytes().take(SIZE - 1).chain([0]);
+    for (place, byte) in LATEST.iter().zip(bytes) {
+        place.store(byte, Relaxed);
     }
 }
 

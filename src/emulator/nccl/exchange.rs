@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::error::warn;
@@ -225,6 +226,9 @@ impl Launch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Aborted;
 
+/// What each rank says, in the order of ranks.
+pub(super) type Messages = Vec<Vec<u8>>;
+
 /// A communicator's ranks, seen from any of them.
 ///
 /// A rank's launches run one after another in the order of their places, whatever streams they are on.
@@ -257,12 +261,7 @@ pub(super) trait Exchange: Send + Sync {
 
     /// Hands every rank all ranks' messages, in the order of ranks. Waits for all of them. The n-th call
     /// for a topic meets the n-th of the others. With an empty message it is a barrier.
-    fn all_gather(
-        &self,
-        rank: usize,
-        topic: Topic,
-        message: &[u8],
-    ) -> Result<Vec<Vec<u8>>, Aborted>;
+    fn all_gather(&self, rank: usize, topic: Topic, message: &[u8]) -> Result<Messages, Aborted>;
 
     /// Waits until each peer that `rank` sends to has asked to receive from it, and the other way about.
     /// Once is enough for each pair and direction.
@@ -308,6 +307,8 @@ pub(super) struct InProcess {
     control: Mutex<Control>,
     /// Told when a control message completes something, or a rank is aborted.
     answered: Condvar,
+    /// Whether there is a reason in `control` why the ranks are lost: every call asks.
+    is_lost: AtomicBool,
 }
 
 /// What the ranks are at.
@@ -405,6 +406,7 @@ impl InProcess {
                 ..Control::default()
             }),
             answered: Condvar::new(),
+            is_lost: AtomicBool::new(false),
         })
     }
 
@@ -843,12 +845,7 @@ impl Exchange for InProcess {
         self.control().aborted[rank] = false;
     }
 
-    fn all_gather(
-        &self,
-        rank: usize,
-        topic: Topic,
-        message: &[u8],
-    ) -> Result<Vec<Vec<u8>>, Aborted> {
+    fn all_gather(&self, rank: usize, topic: Topic, message: &[u8]) -> Result<Messages, Aborted> {
         let mut control = self.control();
         let round = control.gather(rank, topic, message)?;
         self.changed(&mut control);
@@ -886,7 +883,10 @@ impl Exchange for InProcess {
     }
 
     fn lost(&self) -> Option<String> {
-        self.control().lost.clone()
+        match self.is_lost.load(Ordering::Acquire) {
+            true => self.control().lost.clone(),
+            false => None,
+        }
     }
 
     fn leave(&self, rank: usize) {
@@ -934,12 +934,14 @@ type Round = (Topic, u64);
 /// What a rank of another process waits for, and how it is told.
 struct Watch {
     rank: usize,
-    met: Box<dyn FnMut(&mut Control) -> Option<Vec<Vec<u8>>> + Send>,
-    tell: Box<dyn FnOnce(Result<Vec<Vec<u8>>, Aborted>) + Send>,
+    met: Box<Met>,
+    tell: Tell,
 }
 
+type Met = dyn FnMut(&mut Control) -> Option<Messages> + Send;
+
 /// Tells a rank of another process what came of its control message.
-pub(super) type Tell = Box<dyn FnOnce(Result<Vec<Vec<u8>>, Aborted>) + Send>;
+pub(super) type Tell = Box<dyn FnOnce(Result<Messages, Aborted>) + Send>;
 
 impl Control {
     fn usable(&self, rank: usize) -> Result<(), Aborted> {
@@ -962,7 +964,7 @@ impl Control {
     }
 
     /// The messages of a gathering, once all are there. Each rank takes them once.
-    fn gathered(&mut self, rank: usize, round: Round) -> Option<Vec<Vec<u8>>> {
+    fn gathered(&mut self, rank: usize, round: Round) -> Option<Messages> {
         let size = self.aborted.len();
         let all = self.rounds.get_mut(&round)?;
         if all.len() < size {
@@ -1115,6 +1117,7 @@ impl InProcess {
             return;
         }
         control.lost = Some(reason.to_owned());
+        self.is_lost.store(true, Ordering::Release);
         // Where a rank of this process may still ask.
         let mut ranks = control.left.iter().zip(&control.wires);
         if ranks.any(|(left, wire)| !left && wire.is_none()) {

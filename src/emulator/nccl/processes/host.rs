@@ -100,8 +100,11 @@ fn answer(stream: UnixStream) -> Option<()> {
     Some(())
 }
 
-/// Child communicators that not all ranks have come to: how many have.
-static CHILDREN: Mutex<BTreeMap<Vec<u8>, (Arc<InProcess>, usize)>> = Mutex::new(BTreeMap::new());
+/// Child communicators that not all ranks have come to, by their keys.
+static CHILDREN: Mutex<BTreeMap<Vec<u8>, Child>> = Mutex::new(BTreeMap::new());
+
+/// A child communicator's meeting place, and how many ranks have come.
+type Child = (Arc<InProcess>, usize);
 
 /// The meeting place of a child communicator whose first rank is in this process.
 pub(super) fn take(atlas: &Arc<Atlas>) -> Arc<InProcess> {
@@ -132,22 +135,19 @@ fn look_for(atlas: &Atlas, exchange: &Weak<InProcess>) {
     loop {
         std::thread::sleep(LOOK);
         let Some(exchange) = exchange.upgrade() else {
-            break;
+            return;
         };
         let others = (0..atlas.homes.len()).filter(|rank| atlas.homes[*rank] != own());
         let missing: Vec<usize> = others.filter(|rank| !exchange.is_seated(*rank)).collect();
-        if missing.is_empty() || exchange.lost().is_some() {
-            break;
-        }
-        let dead = missing
-            .into_iter()
-            .find(|rank| !is_there(atlas.homes[*rank]));
+        let dead = missing.iter().find(|rank| !is_there(atlas.homes[**rank]));
         if let Some(rank) = dead {
-            exchange.lose(&gone(rank));
-            break;
+            // Whoever comes late finds it lost.
+            exchange.lose(&gone(*rank));
+        }
+        if missing.is_empty() || exchange.lost().is_some() {
+            return;
         }
     }
-    lock(&CHILDREN).remove(&atlas.key);
 }
 
 /// Whether a process of this name is there.

@@ -14,7 +14,7 @@ use crate::cuda::CuResult;
 use crate::emulator::cuda::{self, Done, Piece, Shared};
 use crate::emulator::nccl::error::{lock, warn};
 use crate::emulator::nccl::exchange::{
-    Aborted, Exchange, Kind, Launch, Operator, Request, Scalar, Topic,
+    Aborted, Exchange, Kind, Launch, Messages, Operator, Request, Scalar, Topic,
 };
 use crate::emulator::nccl::transfer;
 
@@ -54,12 +54,14 @@ struct State {
     pending: BTreeMap<u64, Pending>,
     /// Control messages sent, and the answers that have come.
     asked: u64,
-    answers: HashMap<u64, Option<Result<Vec<Vec<u8>>, Aborted>>>,
+    answers: HashMap<u64, Option<Answer>>,
     atlas: Option<Arc<Atlas>>,
     /// A rank of the process that does the work.
     host: Option<usize>,
     derived: HashMap<Vec<usize>, u64>,
 }
+
+type Answer = Result<Messages, Aborted>;
 
 /// A launch that was sent.
 struct Pending {
@@ -278,7 +280,7 @@ impl Inner {
     }
 
     /// Sends a control message and waits for the answer.
-    fn ask(&self, frame: impl FnOnce(u64) -> Writer) -> Result<Vec<Vec<u8>>, Aborted> {
+    fn ask(&self, frame: impl FnOnce(u64) -> Writer) -> Answer {
         let mut state = self.state();
         while !(state.placed || state.silenced || state.lost.is_some()) {
             state = self.wait(state);
@@ -414,7 +416,7 @@ impl Exchange for Remote {
         self.0.send(Writer::new(RESTORE));
     }
 
-    fn all_gather(&self, _: usize, topic: Topic, message: &[u8]) -> Result<Vec<Vec<u8>>, Aborted> {
+    fn all_gather(&self, _: usize, topic: Topic, message: &[u8]) -> Answer {
         let inner = &*self.0;
         let frame = |number| {
             let frame = Writer::new(GATHER).number(number);

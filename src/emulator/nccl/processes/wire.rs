@@ -201,9 +201,9 @@ impl Writer {
         self.number(bytes.len() as u64).fixed(bytes)
     }
 
-    pub(super) fn list<T>(self, items: &[T], mut write: impl FnMut(Self, &T) -> Self) -> Self {
+    pub(super) fn list<T>(self, items: &[T], write: impl FnMut(Self, &T) -> Self) -> Self {
         let start = self.number(items.len() as u64);
-        items.iter().fold(start, |frame, item| write(frame, item))
+        items.iter().fold(start, write)
     }
 
     fn signal(self, signal: Signal) -> Self {
