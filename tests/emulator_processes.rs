@@ -38,7 +38,7 @@ fn main() {
         return;
     }
     type Test = (&'static str, fn() -> Result<()>);
-    let tests: [Test; 22] = [
+    let tests: [Test; 23] = [
         ("threads_and_processes_mix", threads_and_processes_mix),
         (
             "every_process_may_make_the_id",
@@ -57,6 +57,7 @@ fn main() {
             an_abort_ends_the_wait_for_others,
         ),
         ("children_with_late_ranks", children_with_late_ranks),
+        ("waiting_costs_no_time", waiting_costs_no_time),
         ("killed_at_init", killed_at_init),
         ("killed_in_a_collective", killed_in_a_collective),
         ("killed_between_two", killed_between_two),
@@ -208,6 +209,7 @@ impl Slot {
                 }
             },
             "watch" => self.watch()?,
+            "block" => self.block()?,
             "split" | "shrink" => {
                 let mut child = null_mut();
                 let mut list: Vec<i32> = Vec::new();
@@ -279,6 +281,19 @@ impl Slot {
             ensure!(start.elapsed() < DEADLINE, "nothing happens");
             std::thread::sleep(Duration::from_micros(100));
         }
+    }
+
+    /// A sum for which the thread blocks.
+    fn block(&self) -> Result<String> {
+        let (stream, mut buffer) = (create_stream()?, 0);
+        // SAFETY: room for an address.
+        ensure!(unsafe { cuMemAlloc_v2(&mut buffer, 4) } == CuResult::Success);
+        let (p, int32, sum) = (buffer as *mut _, NcclDataType::Int32, NcclRedOp::Sum);
+        // SAFETY: the buffer has an element and lives until the stream is done.
+        let code = unsafe { ncclAllReduce(p, p, 1, int32, sum, self.comm(), stream) };
+        sync_stream(stream)?;
+        destroy_stream(stream);
+        Ok(verdict(code))
     }
 
     fn watch(&self) -> Result<String> {
@@ -716,6 +731,39 @@ fn large_buffers_of_every_kind() -> Result<()> {
     job.init(0)?;
     let sums = job.all(|_| "buffers".to_owned())?;
     ensure!(sums.iter().all(|sum| sum == "0 3"), "{sums:?}");
+    job.destroy()
+}
+
+fn waiting_costs_no_time() -> Result<()> {
+    let mut job = Job::start(&[1, 2, 1])?;
+    job.init(0)?;
+    job.sum()?;
+    for rank in 1..4 {
+        job.tell(rank, "block")?;
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    // In ticks of 10 milliseconds: the program's and the system's.
+    let used = |job: &Job| -> Result<u64> {
+        let mut ticks = 0;
+        for process in &job.processes {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", process.child.id()))?;
+            let numbers = stat.rsplit(')').next().context("a name in brackets")?;
+            let numbers: Vec<&str> = numbers.split_whitespace().collect();
+            ticks += numbers[11].parse::<u64>()? + numbers[12].parse::<u64>()?;
+        }
+        Ok(ticks)
+    };
+    let before = used(&job)?;
+    std::thread::sleep(Duration::from_millis(500));
+    let ticks = used(&job)? - before;
+    ensure!(
+        ticks <= 2,
+        "waiting for half a second took {ticks}0 ms of the processors' time"
+    );
+    job.tell(0, "block")?;
+    for rank in 0..4 {
+        ensure!(job.hear(rank)? == "0");
+    }
     job.destroy()
 }
 

@@ -417,3 +417,50 @@ impl Guest {
         Some(Arc::new(launch))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emulator::system::anonymous_file;
+
+    fn shared(base: u64, length: usize, offset: u64) -> Shared {
+        Shared {
+            base,
+            length,
+            offset,
+        }
+    }
+
+    #[test]
+    fn addresses_of_another_process_are_found_within_what_it_has_shown() {
+        const PAGE: usize = 64 << 10;
+        let file = anonymous_file(c"test").unwrap();
+        file.set_len(4 * PAGE as u64).unwrap();
+        let abroad = Abroad::of([9; 16], file.try_clone().unwrap());
+        assert!(Arc::ptr_eq(&abroad, &Abroad::of([9; 16], file)));
+        let base = 0x7000_0000;
+        assert!(abroad.reach(base).1.is_none());
+        assert!(abroad.show(shared(base, 2 * PAGE, 0)).is_some());
+        let (start, kept) = abroad.reach(base);
+        let (last, _) = abroad.reach(base + 2 * PAGE as u64 - 1);
+        assert_eq!(last - start, 2 * PAGE as u64 - 1);
+        assert!(is_mapped(start, 2 * PAGE) && !is_mapped(start, 2 * PAGE + 1));
+        assert!(is_mapped(last, 1) && !is_mapped(last, 2));
+        for outside in [base - 1, base + 2 * PAGE as u64, u64::MAX] {
+            let (nowhere, nothing) = abroad.reach(outside);
+            assert!(nothing.is_none() && !is_mapped(nowhere, 1));
+        }
+        // What takes its place, be it in part, is other memory; who uses the old keeps it.
+        let part = shared(base + PAGE as u64, PAGE, 3 * PAGE as u64);
+        assert!(abroad.show(part).is_some());
+        assert!(abroad.reach(base).1.is_none() && is_mapped(start, 1));
+        assert!(abroad.reach(part.base).1.is_some());
+        drop(kept);
+        // More than there is of the file, or of memory.
+        let end = 4 * PAGE as u64;
+        for (length, offset) in [(5 * PAGE, 0), (PAGE, end), (PAGE, u64::MAX), (0, 0)] {
+            assert!(abroad.show(shared(base, length, offset)).is_none());
+        }
+        assert!(abroad.show(shared(u64::MAX, PAGE, 0)).is_none());
+    }
+}
