@@ -37,8 +37,8 @@
 //!
 //! Use it within a cluster's own network, as NCCL itself, which sends everything in clear as well.
 
-// A job that only needs the id uses half of it.
-#![allow(dead_code)]
+// A program that only needs the id uses half of it.
+#![allow(dead_code, unused_imports)]
 
 mod members;
 mod wire;
@@ -53,7 +53,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
-pub use members::Members;
+pub use members::{Members, Watch};
 pub use wire::Token;
 use wire::{Frame, Kind, Link, PAYLOAD, TICK, VERSION};
 
@@ -537,6 +537,16 @@ fn list(ranks: &[u32]) -> String {
 
 /// Connects to rank 0 as another rank, and tries on until the deadline.
 pub fn join(settings: &Settings, log: Log<'_>) -> Result<(Id, Members)> {
+    join_at(settings, |end| resolve(&settings.master, end), log)
+}
+
+/// As [`join`], at the addresses that `addresses` finds, in turn: it is asked again before each round, and has until
+/// the instant that it is given.
+pub fn join_at(
+    settings: &Settings,
+    mut addresses: impl FnMut(Instant) -> Result<Vec<SocketAddr>, String>,
+    log: Log<'_>,
+) -> Result<(Id, Members)> {
     settings.check()?;
     ensure!(settings.rank != 0, "{settings}: rank 0 listens");
     let end = Instant::now() + settings.deadline;
@@ -545,7 +555,7 @@ pub fn join(settings: &Settings, log: Log<'_>) -> Result<(Id, Members)> {
     let mut pause = Duration::from_millis(10);
     loop {
         let mut failures = Vec::new();
-        match resolve(&settings.master, end) {
+        match addresses(end) {
             Ok(addresses) => {
                 for address in addresses {
                     match Guest::connect(settings, address, connect_limit, end) {
