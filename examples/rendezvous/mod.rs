@@ -44,9 +44,11 @@ mod members;
 mod wire;
 
 use std::collections::VecDeque;
+use std::ffi::c_int;
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -250,6 +252,7 @@ impl<'a> Host<'a> {
     fn listen(&mut self, address: SocketAddr) -> std::io::Result<()> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
+        queue_more(&listener);
         self.port = listener.local_addr()?.port();
         self.listeners.push(listener);
         Ok(())
@@ -420,6 +423,17 @@ impl<'a> Host<'a> {
         ranks.send(&Frame::new(Kind::GO, 0, world, [0; PAYLOAD]));
         Ok(())
     }
+}
+
+/// Lets 4096 connections wait to be taken, where the system allows it, instead of the standard library's 128: the
+/// system drops what is above that, and a rank that is dropped tries again after a second.
+fn queue_more(listener: &TcpListener) {
+    unsafe extern "C" {
+        fn listen(socket: c_int, backlog: c_int) -> c_int;
+    }
+    // SAFETY: takes no pointer. The socket is open and listens already, which makes this change the number alone; where
+    // it fails, the number stays.
+    unsafe { listen(listener.as_raw_fd(), 4096) };
 }
 
 /// The ranks that have come.
