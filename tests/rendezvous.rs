@@ -306,7 +306,7 @@ fn a_silent_stranger_is_dropped_in_time() -> Result<()> {
 }
 
 /// The strangers come together with six of the ranks, and the last rank comes after them. Both times are taken in
-/// turn, and the medians compared.
+/// turn, and the slowest compared.
 fn a_thousand_strangers_delay_nobody() -> Result<()> {
     const WORLD: u32 = 8;
     let meeting = |strangers: usize| -> Result<Duration> {
@@ -360,7 +360,7 @@ fn a_thousand_strangers_delay_nobody() -> Result<()> {
     disturbed.sort();
     println!("undisturbed {undisturbed:.1?}, among strangers {disturbed:.1?}");
     ensure!(
-        disturbed[2] < undisturbed[2] + Duration::from_secs(1),
+        disturbed[4] < undisturbed[4] + Duration::from_secs(1),
         "undisturbed {undisturbed:?}, among strangers {disturbed:?}"
     );
     Ok(())
