@@ -92,6 +92,16 @@ fn wrong_arguments_are_refused_with_a_sentence() {
         2,
         &["unexpected argument 'now'"],
     );
+    // More of them stand in the test of that name.
+    for (words, sentence) in [
+        ("", "nothing says which rank this is: start it by "),
+        (
+            "--rank 2 --world 2 --master a:1",
+            "--rank 2 is too large for --world 2",
+        ),
+    ] {
+        expect(&mut example("multi_process", words), 2, &[sentence]);
+    }
 }
 
 #[cfg(feature = "emulator")]
@@ -216,14 +226,19 @@ mod linked {
 
     /// Both libraries, with 8 devices, on which all goes well but one call: that of the function in
     /// FAIL, after as many calls as the digit in FAIL_AFTER says. From then on the others' work stays
-    /// unfinished.
+    /// unfinished. The function in HANG never returns.
     fn fakes() -> TempDir {
         let folder = TempDir::new().unwrap();
         let mut functions = vec![(
             "fails",
             "(name: &CStr) -> c_int {
-                unsafe extern \"C\" { fn getenv(name: *const c_char) -> *const c_char; }
+                unsafe extern \"C\" {
+                    fn getenv(name: *const c_char) -> *const c_char;
+                    fn pause() -> c_int;
+                }
                 static CALLS: AtomicI8 = AtomicI8::new(0);
+                let hang = getenv(c\"HANG\".as_ptr());
+                while !hang.is_null() && CStr::from_ptr(hang) == name { pause(); }
                 let fail = getenv(c\"FAIL\".as_ptr());
                 if fail.is_null() || CStr::from_ptr(fail) != name { return 0; }
                 let after = *getenv(c\"FAIL_AFTER\".as_ptr()) as i8 - b'0' as i8;
@@ -298,6 +313,87 @@ mod linked {
                 assert!(text.contains(&cause), "no {cause:?} in: {text}");
             }
         }
+    }
+
+    #[test]
+    fn a_process_that_fails_says_why() {
+        let fakes = fakes();
+        let command = |more: &str| {
+            let words = format!("--rank 0 --world 1 --master 127.0.0.1:0 {more}");
+            let mut command = example("multi_process", &words);
+            command.env("LD_LIBRARY_PATH", fakes.path());
+            command
+        };
+        // On one rank, what was sent is what is expected.
+        expect(&mut command(""), 0, &["10 steps, every element right"]);
+        for (function, code) in [
+            ("cuInit", 2),
+            ("cuDeviceGetCount", 2),
+            ("ncclGetUniqueId", 1),
+            ("cuCtxSetCurrent", 1),
+            ("cuMemAlloc_v2", 1),
+            ("cuStreamCreate", 1),
+            ("ncclCommInitRankConfig", 1),
+            ("ncclCommGetAsyncError", 1),
+            ("cuMemcpyHtoDAsync_v2", 1),
+            ("ncclAllReduce", 1),
+            ("ncclAllGather", 1),
+            ("ncclBroadcast", 1),
+            ("cuStreamQuery", 1),
+            ("cuMemcpyDtoHAsync_v2", 1),
+            ("ncclCommFinalize", 1),
+            ("ncclCommDestroy", 1),
+            ("cuMemFree_v2", 1),
+        ] {
+            let mut command = command("");
+            command.env("FAIL", function).env("FAIL_AFTER", "0");
+            // A collective goes by its own name.
+            let name = match function {
+                "ncclAllReduce" => "all-reduce",
+                "ncclAllGather" => "all-gather",
+                "ncclBroadcast" => "broadcast",
+                name => name,
+            };
+            expect(&mut command, code, &[&format!("{name} failed: ")]);
+        }
+    }
+
+    #[test]
+    fn a_process_does_not_hang_in_a_call() {
+        let fakes = fakes();
+        let cases = [
+            ("cuInit", "", "looking at the devices"),
+            ("ncclGetUniqueId", "", "meeting the others"),
+            ("cuMemAlloc_v2", "", "preparing the device"),
+            ("ncclCommInitRankConfig", "", "joining the communicator"),
+            ("ncclAllReduce", "", "in an all-reduce"),
+            ("cuMemcpyDtoHAsync_v2", "", "in an all-reduce"),
+            ("ncclCommFinalize", "", "closing the communicator"),
+            (
+                "ncclCommAbort",
+                "ncclAllGather",
+                "aborting the communicator",
+            ),
+        ];
+        thread::scope(|scope| {
+            for (hang, fail, doing) in cases {
+                let fakes = &fakes;
+                scope.spawn(move || {
+                    let words = "--rank 0 --world 1 --master 127.0.0.1:0 --deadline 1";
+                    let mut command = example("multi_process", words);
+                    command.env("LD_LIBRARY_PATH", fakes.path());
+                    command
+                        .env("HANG", hang)
+                        .env("FAIL", fail)
+                        .env("FAIL_AFTER", "0");
+                    let start = Instant::now();
+                    let sentence =
+                        format!("rank 0 of 1: still {doing}, in a call that does not come back");
+                    expect(&mut command, 1, &[&sentence]);
+                    assert!(start.elapsed() < Duration::from_secs(20));
+                });
+            }
+        });
     }
 
     #[test]

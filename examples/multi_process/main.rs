@@ -36,6 +36,7 @@ use metrale_gpu_sys::cuda::{
     device_count, init, mem_alloc, mem_free, memcpy_dtoh_async, memcpy_htod_async, use_device,
 };
 use metrale_gpu_sys::nccl::*;
+use metrale_gpu_sys::{BINDING, Binding};
 use rendezvous::{Settings, Token, exchange};
 use values::Reduction;
 use watchdog::Watchdog;
@@ -197,9 +198,9 @@ impl Rank {
         })?;
 
         let outcome = self.work(NcclUniqueId { internal: id }, comm);
-        self.watchdog.hurry();
         let error = match outcome {
             Ok(()) => {
+                self.watchdog.allow("leaving", deadline);
                 watch.leave();
                 if rank == 0 {
                     println!("{} steps, every element right", self.steps);
@@ -208,6 +209,8 @@ impl Rank {
             }
             Err(error) => error,
         };
+        self.watchdog.hurry();
+        self.watchdog.allow("aborting the communicator", deadline);
         // The others hear of it, and perhaps it is another rank that this one fails by.
         let reason = format!("{error:#}");
         let itself = format!("{} failed: ", self.settings);
@@ -409,11 +412,15 @@ fn device(place: &Place, options: &Options, devices: i32) -> anyhow::Result<i32>
         );
         return Ok(device as i32);
     }
+    let more = match BINDING {
+        Binding::Emulated => "; METRALE_EMULATOR_DEVICES is how many the emulator has",
+        _ => "",
+    };
     ensure!(
-        local_rank < devices * options.ranks_per_gpu,
+        u64::from(local_rank) < u64::from(devices) * u64::from(options.ranks_per_gpu),
         "too few devices: this is local rank {local_rank}, the process sees {devices}, and a device takes {} (--ranks-per-gpu): \
          start fewer ranks on a machine, or more on a device; where the launcher gives each process a device of its own, \
-         give --device 0",
+         give --device 0{more}",
         options.ranks_per_gpu
     );
     Ok((local_rank % devices) as i32)

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::wire::{Frame, Kind, Link, PAYLOAD};
 
 /// How often the connections are looked at.
-const PERIOD: Duration = Duration::from_millis(20);
+const PERIOD: Duration = Duration::from_millis(50);
 /// How long a rank's word that it has failed waits for a death, which is likelier the cause.
 const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 
