@@ -28,10 +28,19 @@ const KILLS: u32 = 5;
 
 fn main() {
     let everywhere = Ok(());
-    let installed = |program: &str| {
-        let found = Command::new(program).arg("--version").output().is_ok();
-        found.then_some(()).ok_or(format!("no {program} here"))
+    let installed = |program: &str, sign: &str| {
+        let version = Command::new(program).arg("--version").output();
+        let found =
+            version.is_ok_and(|version| String::from_utf8_lossy(&version.stdout).contains(sign));
+        found
+            .then_some(())
+            .ok_or(format!("no {program} of {sign} here"))
     };
+    // It has no option for its version.
+    let torchrun = Command::new("torchrun").arg("--help").output();
+    let torchrun = torchrun
+        .map(drop)
+        .map_err(|error| format!("torchrun: {error}"));
     let trial = |name, test: fn() -> Result<()>| gated::trial(name, &everywhere, test);
     let trials = vec![
         trial("four_processes_compute", four_processes_compute),
@@ -54,8 +63,8 @@ fn main() {
             "a_rank_that_stops_ends_all_at_the_deadline",
             a_rank_that_stops_ends_all_at_the_deadline,
         ),
-        gated::trial("mpirun", &installed("mpirun"), by_mpirun),
-        gated::trial("torchrun", &installed("torchrun"), by_torchrun),
+        gated::trial("mpirun", &installed("mpirun", "Open MPI"), by_mpirun),
+        gated::trial("torchrun", &torchrun, by_torchrun),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

@@ -208,7 +208,7 @@ fn all_have_it(rank0: Rank0, others: Vec<JoinHandle<Outcome>>) -> Result<Vec<Mem
 }
 
 fn all_get_the_id() -> Result<()> {
-    for world in [1, 2, 8, 40] {
+    for world in [1, 2, 8, 200] {
         let rank0 = Rank0::start(settings(0, world, 0))?;
         let others = rank0.others(world);
         all_have_it(rank0, others)?;
@@ -717,6 +717,7 @@ fn addresses_are_read_as_written() -> Result<()> {
         ("::1", "an IPv6 address stands in brackets"),
         ("fe80::1:29500", "an IPv6 address stands in brackets"),
         ("[::1]", "an IPv6 address stands in brackets"),
+        ("[node]:1:2", "an IPv6 address stands in brackets"),
         ("a b:1", "is neither a host's name nor an address"),
         ("http://node:1", "an IPv6 address stands in brackets"),
     ] {

@@ -1,6 +1,6 @@
 //! How the ranks of a job find each other: rank 0 listens, the others connect, and all get the same 128 bytes.
 //!
-//! Copy this folder. It needs the standard library and anyhow, and knows nothing of NCCL.
+//! Copy this folder. It needs the standard library, anyhow and a Unix system, and knows nothing of NCCL.
 //!
 //! ```text
 //! rank 0                            rank n
@@ -13,19 +13,24 @@
 //!        -> GO                                       or FAILED, and why
 //! ```
 //!
-//! [`exchange`] is all of it. It returns on every rank or fails on every rank, and no later than the deadline;
-//! rank 0's error then names the ranks that did not come, and reaches those that did. What it leaves are the
-//! connections: [`Members::watch`] tells each rank, from then on, when another one dies.
+//! [`exchange`] is all of it. It returns on every rank or fails on every rank, but for one that dies as the last
+//! word is on its way, and no later than the deadline. Rank 0's error then names the ranks that did not come, and
+//! reaches those that did. What it leaves are the connections: [`Members::watch`] tells each rank, from then on,
+//! when another one dies.
+//!
+//! A rank that dies before all have met may come again. One that is refused (another token, another world size, a
+//! rank that is there already) is told why, and gives up.
 //!
 //! # Limits
 //!
 //! - A frame has 152 bytes, whatever it says; no peer can make rank 0 read or keep more.
 //! - Who has connected must have said who it is after 5 seconds. 256 such connections are open at a time; one
 //!   more, and the oldest is dropped. Those who spoke up are never dropped for others.
-//! - Rank 0 keeps a connection a rank: `ulimit -n` must be above the number of ranks and these 256.
+//! - Rank 0 keeps a connection a rank: `ulimit -n` must leave room for all ranks and these 256.
 //! - It looks at its connections in turn and waits for none: who is slow or silent keeps nobody waiting.
 //! - It listens on the addresses of the master's name alone, unless [`Settings::listen_on`] says otherwise.
-//! - Ten lines a second are logged; what is above that is counted.
+//! - The log gets ten lines a second; what is above that is counted.
+//! - Looking up the master's name takes as long as the system takes, on a thread that is left behind at the deadline.
 //!
 //! # What it does not protect against
 //!
@@ -72,6 +77,9 @@ const RESOLVE_AGAIN: Duration = Duration::from_millis(200);
 /// How much longer a rank waits for rank 0's word, which names who is missing.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
+/// A deadline beyond this is a mistake, and could overflow the clock.
+const LONGEST: Duration = Duration::from_secs(1 << 32);
+
 /// What rank 0 hands to all.
 pub type Id = [u8; PAYLOAD];
 
@@ -97,7 +105,12 @@ pub struct Settings {
 
 impl Settings {
     fn check(&self) -> Result<()> {
-        let Self { rank, world, .. } = self;
+        let Self {
+            rank,
+            world,
+            deadline,
+            ..
+        } = self;
         ensure!(
             rank < world,
             "there is no rank {rank} in a world of {world}"
@@ -105,6 +118,10 @@ impl Settings {
         ensure!(
             *rank == 0 || self.master.port != 0,
             "{self}: port 0 lets rank 0 pick one, and no other rank can know which"
+        );
+        ensure!(
+            *deadline <= LONGEST,
+            "{self}: a deadline of {deadline:?} is none"
         );
         Ok(())
     }
@@ -130,16 +147,13 @@ impl Master {
             .strip_prefix('[')
             .and_then(|rest| rest.strip_suffix(']'));
         let host = inner.unwrap_or(host);
+        let is_name = !host.is_empty()
+            && !host.contains(|letter: char| letter.is_whitespace() || "/[]:".contains(letter));
         let is_address = host.parse::<IpAddr>().is_ok();
-        let with_zone = inner.is_some() || host.contains('%');
+        // As in fe80::1%eth0, which the system reads.
+        let has_zone = host.contains(':') && host.contains('%');
         ensure!(
-            !host.is_empty()
-                && !host.contains(|letter: char| letter.is_whitespace() || "/[]".contains(letter)),
-            "'{}' is neither a host's name nor an address",
-            host.escape_debug()
-        );
-        ensure!(
-            is_address || with_zone || !host.contains(':'),
+            is_name || is_address || has_zone,
             "'{}' is neither a host's name nor an address",
             host.escape_debug()
         );
