@@ -52,6 +52,14 @@ fn main() {
             "the_oldest_silent_stranger_makes_room",
             the_oldest_silent_stranger_makes_room,
         ),
+        trial(
+            "a_rank_that_is_silent_with_the_id_fails_all",
+            a_rank_that_is_silent_with_the_id_fails_all,
+        ),
+        trial(
+            "words_of_others_are_fit_to_print",
+            words_of_others_are_fit_to_print,
+        ),
         trial("tokens_differ_in_any_byte", tokens_differ_in_any_byte),
         trial("a_slow_rank_is_let_in", a_slow_rank_is_let_in),
         trial("a_rank_may_come_again", a_rank_may_come_again),
@@ -604,6 +612,40 @@ fn a_rank_that_leaves_with_the_id_fails_all() -> Result<()> {
     }
     ensure!(start.elapsed() < AT_ONCE, "not told at once");
     Ok(())
+}
+
+fn a_rank_that_is_silent_with_the_id_fails_all() -> Result<()> {
+    let deadline = Duration::from_secs(1);
+    let rank0 = Rank0::start(Settings {
+        deadline,
+        ..settings(0, 3, 0)
+    })?;
+    let good = joins(settings(1, 3, rank0.port));
+    let silent = stranger(&rank0, &frame(1, 1, 2, 3, WORD.as_bytes()))?;
+    for thread in [rank0.thread, good] {
+        let said = error(end(thread)?)?;
+        ensure!(
+            said.contains("rank 2 did not take the id within 1s"),
+            "{said}"
+        );
+    }
+    drop(silent);
+    Ok(())
+}
+
+/// Whoever answers, what it says cannot play with the terminal.
+fn words_of_others_are_fit_to_print() -> Result<()> {
+    let impostor = TcpListener::bind((LOCAL, 0))?;
+    let settings = settings(1, 2, impostor.local_addr()?.port());
+    let served = thread::spawn(move || -> Result<()> {
+        let (mut stream, _) = impostor.accept()?;
+        stream.write_all(&frame(1, 7, 0, 2, b"\x1b[2Jnever\r\nmind\xff"))?;
+        stream.read_exact(&mut [0; 152])?;
+        Ok(())
+    });
+    let said = error(join(&settings, &mut |_| {}))?;
+    ensure!(said.ends_with(": ?[2Jnever??mind\u{fffd}"), "{said:?}");
+    end(served)?
 }
 
 fn a_silent_rank_0_ends_at_the_deadline() -> Result<()> {
