@@ -42,6 +42,8 @@ struct State {
     closed: bool,
     /// All ranks have finalized, or this one has left: the end of the connection is no loss.
     over: bool,
+    /// The message by which this rank finalizes.
+    finalizing: Option<u64>,
     left: bool,
     /// The rank's work was aborted, and so are control messages, until they are restored.
     aborted: bool,
@@ -237,7 +239,10 @@ impl Inner {
                     _ => Err(Aborted),
                 };
                 // Nobody waits for one that came after an abort.
-                if let Some(place) = self.state().answers.get_mut(&number) {
+                let mut state = self.state();
+                // Here, and not where the answer is waited for: the connection can end right behind it.
+                state.over |= state.finalizing == Some(number) && answer.is_ok();
+                if let Some(place) = state.answers.get_mut(&number) {
                     *place = Some(answer);
                 }
             }
@@ -280,7 +285,7 @@ impl Inner {
     }
 
     /// Sends a control message and waits for the answer.
-    fn ask(&self, frame: impl FnOnce(u64) -> Writer) -> Answer {
+    fn ask(&self, frame: impl FnOnce(&mut State, u64) -> Writer) -> Answer {
         let mut state = self.state();
         while !(state.placed || state.silenced || state.lost.is_some()) {
             state = self.wait(state);
@@ -292,7 +297,8 @@ impl Inner {
         state.asked += 1;
         state.answers.insert(number, None);
         // With the lock held, so that messages go out in the order of their numbers.
-        self.send(frame(number));
+        let frame = frame(&mut state, number);
+        self.send(frame);
         loop {
             let answered = state.answers.get_mut(&number).and_then(Option::take);
             if answered.is_some() || state.silenced || state.lost.is_some() {
@@ -418,14 +424,14 @@ impl Exchange for Remote {
 
     fn all_gather(&self, _: usize, topic: Topic, message: &[u8]) -> Answer {
         let inner = &*self.0;
-        let frame = |number| {
+        let frame = |state: &mut State, number| {
+            if topic == Topic::Finalize {
+                state.finalizing = Some(number);
+            }
             let frame = Writer::new(GATHER).number(number);
             frame.byte(topic as u8).bytes(message)
         };
         let all = inner.ask(frame)?;
-        if topic == Topic::Finalize {
-            inner.state().over = true;
-        }
         match all.len() == inner.size {
             true => Ok(all),
             false => Err(Aborted),
@@ -434,7 +440,7 @@ impl Exchange for Remote {
 
     fn connect(&self, _: usize, send_to: &[usize], recv_from: &[usize]) -> Result<(), Aborted> {
         let ranks = |frame: Writer, rank: &usize| frame.number(*rank as u64);
-        let frame = |number| {
+        let frame = |_: &mut State, number| {
             let frame = Writer::new(CONNECT).number(number);
             frame.list(send_to, ranks).list(recv_from, ranks)
         };
