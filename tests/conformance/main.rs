@@ -13,9 +13,11 @@
 //! Cases run one after the other, since NCCL's latest message belongs to the process and since several
 //! communicators on one GPU can wait for each other in vain.
 
+#[path = "../support/apart.rs"]
 mod apart;
 mod args;
 mod arithmetic;
+#[path = "../support/calls.rs"]
 mod calls;
 mod capture;
 mod cases;
@@ -38,8 +40,10 @@ mod operations;
 mod p2p;
 mod params;
 mod streams;
+#[path = "../support/team.rs"]
 mod team;
 mod windows;
+#[path = "../support/world.rs"]
 mod world;
 
 use cases::{CHILD, Cases};
@@ -52,7 +56,7 @@ fn main() {
     }
     let mut words = std::env::args().skip(1);
     match words.next().as_deref() {
-        Some(apart::RANK) => apart::serve(&mut words, all),
+        Some(apart::RANK) => apart::serve(&mut words, |name| all().run_here(name)),
         Some(CHILD) => {
             let name = words.next().expect("a case's name");
             cases::exit_now(all().run_child(&name));

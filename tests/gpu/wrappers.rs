@@ -1,10 +1,4 @@
-//! What the wrappers do on a GPU, or on the emulator. Where there is neither, each case is ignored and says why.
-//!
-//! `METRALE_EXPECT_GPU=1` makes a missing GPU a failure. Nothing here needs more than one GPU, or a
-//! release of NCCL newer than 2.19.
-
-#[path = "support/gated.rs"]
-mod gated;
+//! What the wrappers do, one rank at a time; nothing here needs a release of NCCL newer than 2.19.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
@@ -12,8 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gated::{short, trial};
-use libtest_mimic::Arguments;
 use metrale_gpu_sys::cuda::*;
 use metrale_gpu_sys::nccl::NcclScalarResidence;
 use metrale_gpu_sys::nccl::{
@@ -22,53 +14,43 @@ use metrale_gpu_sys::nccl::{
     ncclCommCount, ncclCommCuDevice, ncclCommDeregister, ncclCommDestroy, ncclCommInitRank,
     ncclCommInitRankConfig, ncclCommRegister, ncclCommUserRank, ncclGroupEnd, ncclGroupStart,
     ncclRecv, ncclRedOpCreatePreMulSum, ncclRedOpDestroy, ncclReduce, ncclReduceScatter, ncclSend,
-    unique_id, version, wait_ready,
+    unique_id, wait_ready,
 };
 
-fn main() {
-    let arguments = Arguments::from_args();
-    let gpu = match init().and_then(|()| device_count()) {
-        _ if std::env::var_os("METRALE_EXPECT_GPU").is_some() => Ok(()),
-        Ok(1..) => Ok(()),
-        Ok(_) => Err("needs a GPU, and the driver sees none".to_owned()),
-        Err(error) => Err(format!("needs a GPU, and {}", short(&error))),
-    };
-    let nccl = gpu.clone().and_then(|()| match version() {
-        Ok(_) => Ok(()),
-        Err(error) => Err(format!("needs a real libnccl, and {}", short(&error))),
-    });
-    let trials = vec![
-        trial("devices_describe_themselves", &gpu, devices),
-        trial(
-            "contexts_are_retained_and_current_per_thread",
-            &gpu,
-            contexts,
-        ),
-        trial("memory_is_copied_and_set", &gpu, memory),
-        trial("memory_errors_have_the_driver_codes", &gpu, memory_errors),
-        trial(
-            "memory_is_allocated_in_stream_order",
-            &gpu,
-            stream_ordered_memory,
-        ),
-        trial("pinned_memory_is_known_to_the_driver", &gpu, pinned_memory),
-        trial("queries_tell_pending_from_done_from_error", &gpu, queries),
-        trial("streams_have_priorities", &gpu, priorities),
-        trial("events_order_streams_and_measure", &gpu, events),
-        trial("kernels_run", &gpu, kernels),
-        trial("a_captured_stream_replays", &gpu, capture),
-        trial("every_collective_on_one_rank", &nccl, collectives),
-        trial("communicators_describe_themselves", &nccl, communicators),
-        trial("memory_is_registered", &nccl, registration),
-        trial("operators_are_made_and_used", &nccl, operators),
-        trial("configs_are_accepted_field_by_field", &nccl, configs),
-        trial(
-            "a_peer_that_never_comes_ends_in_a_deadline",
-            &nccl,
-            missing_peer,
-        ),
-    ];
-    libtest_mimic::run(&arguments, trials).exit();
+use crate::cases::Cases;
+use crate::world::ANY;
+
+pub fn add(cases: &mut Cases) {
+    cases.subject("wrappers");
+    cases.solo("devices_describe_themselves", ANY, devices);
+    cases.solo(
+        "contexts_are_retained_and_current_per_thread",
+        ANY,
+        contexts,
+    );
+    cases.solo("memory_is_copied_and_set", ANY, memory);
+    cases.solo("memory_errors_have_the_driver_codes", ANY, memory_errors);
+    cases.solo(
+        "memory_is_allocated_in_stream_order",
+        ANY,
+        stream_ordered_memory,
+    );
+    cases.solo("pinned_memory_is_known_to_the_driver", ANY, pinned_memory);
+    cases.solo("queries_tell_pending_from_done_from_error", ANY, queries);
+    cases.solo("streams_have_priorities", ANY, priorities);
+    cases.solo("events_order_streams_and_measure", ANY, events);
+    cases.solo("kernels_run", ANY, kernels);
+    cases.solo("a_captured_stream_replays", ANY, capture);
+    cases.solo("every_collective_on_one_rank", ANY, collectives);
+    cases.solo("communicators_describe_themselves", ANY, communicators);
+    cases.solo("memory_is_registered", ANY, registration);
+    cases.solo("operators_are_made_and_used", ANY, operators);
+    cases.solo("configs_are_accepted_field_by_field", ANY, configs);
+    cases.solo(
+        "a_peer_that_never_comes_ends_in_a_deadline",
+        ANY,
+        missing_peer,
+    );
 }
 
 /// A thread's context on the first device, and a stream of its own.

@@ -1,6 +1,8 @@
 //! Ranks in processes of their own: this program again, once a rank, told by the first process which cases
 //! to run. What ranks tell each other goes through that one.
 
+#![allow(dead_code)]
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -12,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
-use crate::cases::{Cases, exit_now};
+use crate::cases::exit_now;
 use crate::team::{PeerFailed, Rank, Shared};
 
 /// The argument that makes this program one rank.
@@ -235,19 +237,19 @@ pub fn run_here(nranks: i32, job: &crate::team::Job) -> Option<Result<()>> {
     })
 }
 
-/// The life of a rank in its own process: its cases are `cases`' of the names that it is told.
-pub fn serve(words: &mut dyn Iterator<Item = String>, cases: fn() -> Cases) -> ! {
-    let code = match live(words, cases) {
+/// The life of a rank in its own process: `run` runs the cases of the names that it is told.
+pub fn serve(words: &mut dyn Iterator<Item = String>, run: fn(&str) -> Result<()>) -> ! {
+    let code = match live(words, run) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("conformance: a rank's process: {error:?}");
+            eprintln!("a rank's process: {error:?}");
             1
         }
     };
     exit_now(code)
 }
 
-fn live(words: &mut dyn Iterator<Item = String>, cases: fn() -> Cases) -> Result<()> {
+fn live(words: &mut dyn Iterator<Item = String>, run: fn(&str) -> Result<()>) -> Result<()> {
     let mut number = || -> Result<u16> { Ok(words.next().context("three numbers")?.parse()?) };
     let (rank, nranks, port) = (number()?, number()?, number()?);
     let stream = Arc::new(TcpStream::connect((Ipv4Addr::LOCALHOST, port))?);
@@ -289,7 +291,7 @@ fn live(words: &mut dyn Iterator<Item = String>, cases: fn() -> Cases) -> Result
             return Ok(());
         };
         let name = String::from_utf8(name)?;
-        let outcome = std::panic::catch_unwind(|| cases().run_here(&name));
+        let outcome = std::panic::catch_unwind(|| run(&name));
         let outcome = outcome.unwrap_or_else(|_| bail_panicked());
         // What the case makes of it is the first process's to say.
         let outcome = FAILURE.take().map_or(outcome, Err);

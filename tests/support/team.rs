@@ -6,9 +6,11 @@
 //! waits for its peer. A rank therefore takes its buffers from memory that it has from the start, waits
 //! for its own stream alone, and meets the others before and after everything else.
 
+#![allow(dead_code)]
+
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -19,7 +21,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::apart::{self, Processes, Way};
 use crate::calls::*;
-use crate::cases::DEADLINE;
+use crate::cases::deadline;
 use crate::expect;
 use crate::world::World;
 
@@ -80,6 +82,35 @@ struct Gate {
     comms: Vec<usize>,
     /// What the ranks of other processes have told, and this one has not looked at.
     heard: VecDeque<Vec<u8>>,
+}
+
+/// What each rank of the case is at, for the report of one that does not end.
+static STEPS: Mutex<BTreeMap<i32, Step>> = Mutex::new(BTreeMap::new());
+
+struct Step {
+    what: String,
+    since: Instant,
+    /// It waits for the other ranks to come to [`Rank::meet`].
+    meets: bool,
+}
+
+fn steps_now() -> MutexGuard<'static, BTreeMap<i32, Step>> {
+    STEPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What each rank was last at, and for how long.
+pub fn steps() -> String {
+    let steps = steps_now();
+    let said = steps.iter().map(|(rank, step)| {
+        let (what, since) = (&step.what, step.since.elapsed());
+        let meets = if step.meets {
+            ", done, waits for the others"
+        } else {
+            ""
+        };
+        format!("rank {rank}: {what}{meets}, for {since:.1?}")
+    });
+    said.collect::<Vec<_>>().join("; ")
 }
 
 /// What a rank says that had to stop because a peer failed.
@@ -180,9 +211,28 @@ impl Shared {
 }
 
 impl Rank {
+    /// Says what the rank does next, for the report if it does not end.
+    pub fn step(&self, what: impl Into<String>) {
+        let step = Step {
+            what: what.into(),
+            since: Instant::now(),
+            meets: false,
+        };
+        steps_now().insert(self.rank, step);
+    }
+
     /// Waits until every rank is here.
     pub fn meet(&self) -> Result<()> {
-        self.shared.meet()
+        self.step_meets(true);
+        self.shared.meet()?;
+        self.step_meets(false);
+        Ok(())
+    }
+
+    fn step_meets(&self, meets: bool) {
+        if let Some(step) = steps_now().get_mut(&self.rank) {
+            step.meets = meets;
+        }
     }
 
     /// What every rank tells, in the order of ranks.
@@ -320,8 +370,9 @@ impl Rank {
             return Err(PeerFailed.into());
         }
         ensure!(
-            self.started.get().elapsed() < DEADLINE / 2,
-            "what is waited for does not come"
+            self.started.get().elapsed() < deadline() / 2,
+            "what is waited for does not come: {}",
+            steps()
         );
         std::thread::sleep(Duration::from_micros(50));
         Ok(())
@@ -408,7 +459,9 @@ impl Rank {
 
     pub fn work(&self, job: &Job) -> Result<()> {
         self.started.set(Instant::now());
+        self.step("the case begins");
         job(self)?;
+        self.step("the case ends");
         self.reuse()?;
         expect!(ncclGroupEnd(), NcclResult::InvalidUsage);
         Ok(())
@@ -479,6 +532,7 @@ pub fn run(nranks: i32, body: impl Fn(&Rank) -> Result<()> + Send + Sync + 'stat
         let thread = std::thread::current();
         processes.run(thread.name().context("a case has a name")?)?;
     }
+    steps_now().clear();
     let body: Arc<Job> = Arc::new(body);
     for jobs in &team.jobs {
         jobs.send(body.clone())
@@ -536,7 +590,7 @@ impl Team {
         let count = self.shared.nranks;
         let mut back = vec![false; count];
         let mut first: Option<anyhow::Error> = None;
-        let mut until = Instant::now() + DEADLINE * 9 / 10;
+        let mut until = Instant::now() + deadline() * 9 / 10;
         let mut aborted = false;
         while back.contains(&false) {
             match self
@@ -552,7 +606,7 @@ impl Team {
                     {
                         // Kept as it is until the end, so that its kind can still be told.
                         if first.is_none() {
-                            until = Instant::now() + DEADLINE / 10;
+                            until = Instant::now() + deadline() / 10;
                         }
                         first = Some(if error.is::<PeerFailed>() {
                             error
@@ -566,7 +620,10 @@ impl Team {
                     self.shared.fail();
                     if first.is_none() {
                         let missing: Vec<usize> = (0..count).filter(|&rank| !back[rank]).collect();
-                        first = Some(anyhow!("hung: ranks {missing:?} did not come back"));
+                        first = Some(anyhow!(
+                            "hung: ranks {missing:?} did not come back ({})",
+                            steps()
+                        ));
                     }
                     if let Some(processes) = &mut self.processes {
                         processes.kill();
@@ -578,7 +635,7 @@ impl Team {
                             std::thread::spawn(move || ncclCommAbort(comm as NcclComm));
                         }
                     }
-                    until = Instant::now() + DEADLINE / 10;
+                    until = Instant::now() + deadline() / 10;
                 }
                 Err(_) => break,
             }
@@ -654,7 +711,7 @@ pub fn settled(comm: NcclComm) -> Result<NcclResult> {
     let start = Instant::now();
     loop {
         match state(comm)? {
-            NcclResult::InProgress if start.elapsed() > DEADLINE / 2 => {
+            NcclResult::InProgress if start.elapsed() > deadline() / 2 => {
                 bail!("the communicator stays in progress")
             }
             NcclResult::InProgress => std::thread::sleep(Duration::from_micros(50)),

@@ -1,5 +1,7 @@
 //! What there is to run on, found at run time, and what a case needs of it.
 
+#![allow(dead_code)]
+
 use std::sync::OnceLock;
 
 use metrale_gpu_sys::cuda::{CuDeviceAttribute, device_attribute, device_count, init};
@@ -11,7 +13,7 @@ use crate::{apart, calls};
 /// The machine and the libraries.
 pub struct World {
     pub devices: i32,
-    /// One a device, or as many as `METRALE_TEST_RANKS_PER_GPU` says.
+    /// One a device, or as many as `METRALE_TEST_RANKS_PER_GPU` says, where NCCL takes them.
     pub ranks: i32,
     nccl: NcclVersion,
     /// Of the first device, major * 10 + minor.
@@ -28,6 +30,8 @@ pub struct Need {
     nccl: i32,
     capability: i32,
     emulator: bool,
+    /// Why the emulator will not do.
+    gpu: Option<&'static str>,
     function: Option<&'static str>,
     /// What its ranks share that processes do not.
     shares: Option<&'static str>,
@@ -40,6 +44,7 @@ pub const ANY: Need = Need {
     nccl: 0,
     capability: 0,
     emulator: false,
+    gpu: None,
     function: None,
     shares: None,
 };
@@ -83,6 +88,14 @@ impl Need {
         }
     }
 
+    /// A real GPU, since on the emulator `why`.
+    pub const fn gpu(self, why: &'static str) -> Self {
+        Self {
+            gpu: Some(why),
+            ..self
+        }
+    }
+
     /// Reductions of the 8-bit floats.
     pub const fn fp8(self) -> Self {
         Self {
@@ -94,7 +107,11 @@ impl Need {
     /// Ok, or the reason why a case that needs this cannot run.
     pub fn met(&self, world: &World) -> Result<(), String> {
         if let Some(missing) = &world.missing {
-            return Err(missing.clone());
+            // A machine that must have a GPU fails, and does not pass over everything.
+            return match std::env::var_os("METRALE_EXPECT_GPU") {
+                Some(_) => Ok(()),
+                None => Err(missing.clone()),
+            };
         }
         if self.emulator && !cfg!(feature = "emulator") {
             return Err(
@@ -104,6 +121,9 @@ impl Need {
         if let (true, Some(what)) = (apart::wanted(), self.shares) {
             return Err(format!("needs its ranks in one process: they share {what}"));
         }
+        if let Some(why) = self.gpu.filter(|_| cfg!(feature = "emulator")) {
+            return Err(format!("needs a GPU: {why}"));
+        }
         if self.devices > world.devices {
             return Err(format!(
                 "needs {} devices, and there are {}",
@@ -111,8 +131,15 @@ impl Need {
             ));
         }
         if self.ranks > world.ranks {
+            let more = if world.nccl.minor < MANY {
+                format!(", one a GPU (NCCL {} takes no more)", world.nccl)
+            } else if world.ranks == world.devices {
+                " (METRALE_TEST_RANKS_PER_GPU makes more)".to_owned()
+            } else {
+                String::new()
+            };
             return Err(format!(
-                "needs {} ranks, and there are {}",
+                "needs {} ranks, and there are {}{more}",
                 self.ranks, world.ranks
             ));
         }
@@ -146,10 +173,7 @@ impl World {
                 ranks: 0,
                 nccl: NcclVersion::from_code(0),
                 capability: 0,
-                // A machine that must have a GPU fails, and does not pass over everything.
-                missing: std::env::var_os("METRALE_EXPECT_GPU")
-                    .is_none()
-                    .then_some(missing),
+                missing: Some(missing),
             })
         })
     }
@@ -166,7 +190,12 @@ impl World {
             + attribute(CuDeviceAttribute::ComputeCapabilityMinor)?;
         Ok(World {
             devices,
-            ranks: devices * ranks_per_gpu(),
+            ranks: devices
+                * if nccl.minor < MANY {
+                    1
+                } else {
+                    ranks_per_gpu()
+                },
             nccl,
             capability,
             missing: None,
@@ -174,7 +203,10 @@ impl World {
     }
 }
 
-/// What `METRALE_TEST_RANKS_PER_GPU` asks for; 1 without it. NCCL 2.30 is the first to take more.
+/// The first NCCL 2 that takes several ranks on a GPU.
+const MANY: i32 = 30;
+
+/// What `METRALE_TEST_RANKS_PER_GPU` asks for; 1 without it.
 pub fn ranks_per_gpu() -> i32 {
     match std::env::var("METRALE_TEST_RANKS_PER_GPU") {
         Ok(text) => text

@@ -8,7 +8,7 @@
 //! Functions younger than NCCL 2.18 are looked up by name, so that this program starts with an older
 //! library; cases that call them say so by [`Need::calls`](crate::world::Need::calls).
 
-#![allow(non_snake_case, clippy::too_many_arguments)]
+#![allow(dead_code, non_snake_case, clippy::too_many_arguments)]
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -233,14 +233,28 @@ calls! {
     fn cuGraphLaunch(graph_exec: CuGraphExec, stream: CuStream) -> CuResult;
     fn cuGraphExecDestroy(graph_exec: CuGraphExec) -> CuResult;
     fn cuGraphDestroy(graph: CuGraph) -> CuResult;
-}
-
-// Kernels are the emulator's alone: here they are Rust functions.
-#[cfg(feature = "emulator")]
-calls! {
-    from cuda;
     fn cuModuleLoadData(module: *mut CuModule, image: *const c_void) -> CuResult;
+    fn cuModuleLoadDataEx(module: *mut CuModule, image: *const c_void, num_options: u32, options: *mut CuJitOption, option_values: *mut *mut c_void) -> CuResult;
     fn cuModuleGetFunction(function: *mut CuFunction, module: CuModule, name: *const c_char) -> CuResult;
     fn cuModuleUnload(module: CuModule) -> CuResult;
     fn cuLaunchKernel(f: CuFunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared_bytes: u32, stream: CuStream, parameters: *mut *mut c_void, extra: *mut *mut c_void) -> CuResult;
+}
+
+/// Fails unless a call answers as expected.
+#[macro_export]
+macro_rules! expect {
+    ($call:expr, $expected:expr) => {
+        match (&$call, &$expected) {
+            (got, expected) => anyhow::ensure!(
+                *got == *expected,
+                "{} is {got:?}, expected {expected:?} ({}:{})",
+                stringify!($call)
+                    .split_whitespace()
+                    .collect::<Vec<_>>()
+                    .join(" "),
+                file!(),
+                line!()
+            ),
+        }
+    };
 }

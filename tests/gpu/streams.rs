@@ -1,0 +1,213 @@
+//! Collectives beside other work: ordered by events, and at the same time.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::calls::*;
+use crate::cases::{Cases, say};
+use crate::expect;
+use crate::kernels::Kernels;
+use crate::numbers::{check, number, numbers, sum};
+use crate::team::Rank;
+use crate::world::ANY;
+
+const OK: NcclResult = NcclResult::Success;
+
+pub fn add(cases: &mut Cases) {
+    cases.subject("streams");
+    cases.team("ordered_by_events", ANY, ordered_by_events);
+    cases.team("two_communicators_in_turn", ANY, in_turn);
+    cases.team("a_kernel_and_collectives_overlap", ANY, overlap);
+}
+
+/// Clock cycles that a kernel is held back by, so that what does not wait for it comes too early.
+const LATE: u64 = 60_000;
+
+/// The sum over all ranks, at `index`, of what each has after `rounds` rounds that add its rank + 1.
+fn sum_after(nranks: i32, index: usize, rounds: usize) -> u32 {
+    (0..nranks).fold(0, |sum: u32, rank| {
+        let added = rounds as u32 * (rank as u32 + 1);
+        sum.wrapping_add(number(rank, index)).wrapping_add(added)
+    })
+}
+
+/// And the total of those sums over all rounds.
+fn total_after(nranks: i32, index: usize, rounds: usize) -> u32 {
+    (1..=rounds).fold(0, |total: u32, round| {
+        total.wrapping_add(sum_after(nranks, index, round))
+    })
+}
+
+/// One stream computes, another communicates. Only events keep a round's kernel before its collective, the
+/// collective before the kernel that takes its result, and all of it before the next round.
+fn ordered_by_events(rank: &Rank) -> Result<()> {
+    const ROUNDS: usize = 200;
+    const WORDS: usize = if cfg!(feature = "emulator") {
+        1 << 10
+    } else {
+        1 << 16
+    };
+    let kernels = Kernels::load(rank)?;
+    let (compute, communicate) = (create_stream()?, create_stream()?);
+    let (produced, reduced) = (create_event()?, create_event()?);
+    let data = rank.upload(&numbers(rank.rank, WORDS))?;
+    let (out, total) = (rank.blank(4 * WORDS)?, rank.upload(&vec![0u32; WORDS])?);
+    rank.meet()?;
+    for round in 0..ROUNDS {
+        kernels.spin(LATE, compute)?;
+        kernels.add(data.address, WORDS, rank.rank as u32 + 1, compute)?;
+        record_event(produced, compute)?;
+        stream_wait_event(communicate, produced)?;
+        rank.step(format!("all-reduce of round {round}"));
+        let (from, to) = (data.address, out.address);
+        expect!(sum(rank.comm, from, to, WORDS, communicate), OK);
+        record_event(reduced, communicate)?;
+        stream_wait_event(compute, reduced)?;
+        kernels.accumulate(total.address, out.address, WORDS, compute)?;
+        // No queue runs full: a launch that waits for room keeps other ranks' launches waiting.
+        if round % 25 == 24 {
+            rank.step(format!("the end of round {round}"));
+            rank.wait_for(compute)?;
+        }
+    }
+    rank.wait_for(compute)?;
+    rank.wait_for(communicate)?;
+    let nranks = rank.nranks;
+    check("the last sum", &rank.read(out)?, |index| {
+        sum_after(nranks, index, ROUNDS)
+    })?;
+    check("the total of all sums", &rank.read(total)?, |index| {
+        total_after(nranks, index, ROUNDS)
+    })?;
+    kernels.unload(rank)?;
+    destroy_event(produced);
+    destroy_event(reduced);
+    destroy_stream(compute);
+    destroy_stream(communicate);
+    rank.meet()
+}
+
+/// Two communicators of the same ranks, each on a stream of its own. In no order they could wait for each other
+/// on two devices; events order them alike everywhere.
+fn in_turn(rank: &Rank) -> Result<()> {
+    const ROUNDS: usize = 100;
+    const WORDS: usize = 1 << 10;
+    let kernels = Kernels::load(rank)?;
+    let second = rank.join(NcclConfig::new())?;
+    let streams = [create_stream()?, create_stream()?];
+    let events = [create_event()?, create_event()?];
+    rank.step("the second communicator connects");
+    ensure!(rank.sum_over(second, 1)? == rank.nranks);
+    let data = rank.upload(&numbers(rank.rank, WORDS))?;
+    let (sums, most) = (rank.blank(4 * WORDS)?, rank.blank(4 * WORDS)?);
+    let total = rank.upload(&vec![0u32; WORDS])?;
+    rank.meet()?;
+    for round in 0..ROUNDS {
+        rank.step(format!("the two all-reduces of round {round}"));
+        kernels.add(data.address, WORDS, rank.rank as u32 + 1, streams[0])?;
+        let (from, to) = (data.address, sums.address);
+        expect!(sum(rank.comm, from, to, WORDS, streams[0]), OK);
+        record_event(events[0], streams[0])?;
+        stream_wait_event(streams[1], events[0])?;
+        // All have the same sums, so the largest of them is any.
+        let (uint32, max) = (NcclDataType::Uint32, NcclRedOp::Max);
+        let (from, to) = (sums.ptr(), most.ptr());
+        expect!(
+            ncclAllReduce(from, to, WORDS, uint32, max, second, streams[1]),
+            OK
+        );
+        kernels.accumulate(total.address, most.address, WORDS, streams[1])?;
+        record_event(events[1], streams[1])?;
+        stream_wait_event(streams[0], events[1])?;
+        if round % 25 == 24 {
+            rank.wait_for(streams[1])?;
+        }
+    }
+    rank.wait_for(streams[0])?;
+    rank.wait_for(streams[1])?;
+    let nranks = rank.nranks;
+    check("the total", &rank.read(total)?, |index| {
+        total_after(nranks, index, ROUNDS)
+    })?;
+    kernels.unload(rank)?;
+    for n in [0, 1] {
+        destroy_event(events[n]);
+        destroy_stream(streams[n]);
+    }
+    rank.step("the second communicator is destroyed");
+    rank.leave(second)
+}
+
+/// A kernel of one block, so that room is left on the device, on one stream; collectives that take about as
+/// long on another. Host time from the first call to the end of both streams, best of some rounds, all ranks
+/// at once: the two together against the same calls one after the other on one stream.
+fn overlap(rank: &Rank) -> Result<()> {
+    const ROUNDS: usize = 5;
+    const COUNT: usize = if cfg!(feature = "emulator") {
+        1 << 12
+    } else {
+        1 << 20
+    };
+    /// What each half should take.
+    const HALF: Duration = Duration::from_millis(20);
+    let kernels = Kernels::load(rank)?;
+    let (compute, communicate) = (create_stream()?, create_stream()?);
+    let buffer = rank.blank(4 * COUNT)?;
+    let collectives = |times: usize, stream| -> Result<()> {
+        for _ in 0..times {
+            let p = buffer.address;
+            expect!(sum(rank.comm, p, p, COUNT, stream), OK);
+        }
+        Ok(())
+    };
+    // The longest of all ranks' times for what `work` does on both streams.
+    let time = |work: &dyn Fn() -> Result<()>| -> Result<Duration> {
+        rank.meet()?;
+        let start = Instant::now();
+        work()?;
+        rank.wait_for(compute)?;
+        rank.wait_for(communicate)?;
+        let all = rank.tell(start.elapsed())?;
+        Ok(all.into_iter().max().expect("there are ranks"))
+    };
+    let best = |what: &str, work: &dyn Fn() -> Result<()>| -> Result<Duration> {
+        rank.step(what);
+        let mut best = Duration::MAX;
+        for _ in 0..ROUNDS {
+            best = best.min(time(work)?);
+        }
+        Ok(best)
+    };
+    let one = best("ten collectives", &|| collectives(10, communicate))? / 10;
+    let times = (HALF.as_nanos() / one.as_nanos().max(1)).clamp(1, 500) as usize;
+    let million = best("a million cycles", &|| kernels.spin(1_000_000, compute))?;
+    let alone = best("collectives alone", &|| collectives(times, communicate))?;
+    // As long as the collectives take, so that neither hides how long the other takes.
+    let cycles = (1e6 * alone.as_secs_f64() / million.as_secs_f64()) as u64;
+    let kernel = best("the kernel alone", &|| kernels.spin(cycles, compute))?;
+    let serial = best("one after the other", &|| {
+        kernels.spin(cycles, compute)?;
+        collectives(times, compute)
+    })?;
+    let together = best("both at once", &|| {
+        kernels.spin(cycles, compute)?;
+        collectives(times, communicate)
+    })?;
+    let measured = format!(
+        "{times} all-reduces of {COUNT} words alone {alone:.2?}, a kernel of {cycles} cycles alone {kernel:.2?}, one \
+         after the other {serial:.2?}, both at once {together:.2?}"
+    );
+    if rank.rank == 0 {
+        say(&measured);
+    }
+    // In turn they would take the sum; side by side, the longer of the two, which is about half of it.
+    ensure!(
+        together < (alone + kernel).mul_f64(0.8) && together < serial.mul_f64(0.8),
+        "no overlap: {measured}"
+    );
+    kernels.unload(rank)?;
+    destroy_stream(compute);
+    destroy_stream(communicate);
+    rank.meet()
+}
