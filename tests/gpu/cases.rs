@@ -220,7 +220,7 @@ fn run_here(case: Case) -> Verdict {
         Ok(Ok(())) => Verdict::Passed,
         Ok(Err(error)) => match error.downcast_ref::<Lacks>() {
             Some(Lacks(reason)) => Verdict::Ignored(reason.clone()),
-            None => Verdict::Failed(format!("{error:?}{}", nccl_says())),
+            None => Verdict::Failed(format!("{error:#}{}", nccl_says())),
         },
         Err(_) => Verdict::Failed(format!(
             "it hangs: it did not end within {:?} ({}){}",
@@ -231,12 +231,12 @@ fn run_here(case: Case) -> Verdict {
     }
 }
 
-/// NCCL's latest message, which may be older than the failure.
+/// NCCL's latest message, if there is one.
 fn nccl_says() -> String {
     let text = c_text(ncclGetLastError(null_mut()));
     match text.to_string_lossy() {
         text if text.is_empty() => String::new(),
-        text => format!("\nNCCL's latest message: {text}"),
+        text => format!("\nNCCL's latest message, which may be older: {text}"),
     }
 }
 
