@@ -11,12 +11,13 @@ use std::process::{Child, Command, Stdio};
 use std::ptr::null_mut;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use libtest_mimic::{Completion, Failed, Trial};
 
-use crate::calls::{c_text, ncclGetLastError, use_device};
+use crate::calls::{c_text, current_context, ncclGetLastError, set_current_context};
 use crate::team::{self, Rank};
 use crate::world::{Need, World};
 
@@ -395,14 +396,13 @@ pub fn exit_now(code: i32) -> ! {
     unsafe { _exit(code) }
 }
 
-/// Calls `call` on another thread with the rank's device, and gives what it answered.
+/// Calls `call` on another thread, in the context of this one.
 pub fn elsewhere<T: Send + 'static>(
-    rank: &Rank,
     call: impl FnOnce() -> T + Send + 'static,
-) -> std::thread::JoinHandle<Result<T>> {
-    let device = rank.device;
-    std::thread::spawn(move || {
-        use_device(device)?;
+) -> Result<JoinHandle<Result<T>>> {
+    let context = current_context()?;
+    Ok(std::thread::spawn(move || {
+        set_current_context(context)?;
         Ok(call())
-    })
+    }))
 }

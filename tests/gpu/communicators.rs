@@ -1,6 +1,7 @@
 //! Communicators: split, many of them, and those that do not wait.
 
 use std::ptr::{null, null_mut};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
@@ -141,9 +142,12 @@ fn polled(rank: &Rank) -> Result<()> {
     rank.leave(comm)
 }
 
-/// Made, used once and destroyed; the device's free memory before and after.
+/// Made, used once and destroyed, fifty times or as often as the time allows; the device's free memory before
+/// and after.
 fn many(rank: &Rank) -> Result<()> {
-    const COUNT: usize = 50;
+    const MOST: usize = 50;
+    const LEAST: usize = 10;
+    const TIME: Duration = Duration::from_secs(25);
     /// What other parts of the process and the driver may take meanwhile. One communicator's buffers are more, so
     /// nothing that each of them leaves behind stays below.
     const SLACK: usize = 8 << 20;
@@ -164,13 +168,17 @@ fn many(rank: &Rank) -> Result<()> {
         one(n)?;
     }
     let before = free()?;
-    for n in 0..COUNT {
-        one(n)?;
+    let (start, mut count) = (Instant::now(), 0);
+    // As rank 0 says, so that all ranks make as many.
+    while count < MOST && (count < LEAST || rank.tell(start.elapsed())?[0] < TIME) {
+        one(count)?;
+        count += 1;
     }
     let after = free()?;
     let measured = format!(
-        "{COUNT} communicators of {} ranks: {before} bytes free before, {after} after",
-        rank.nranks
+        "{count} communicators of {} ranks in {:.1?}: {before} bytes free before, {after} after",
+        rank.nranks,
+        start.elapsed()
     );
     if rank.rank == 0 {
         say(&measured);

@@ -30,6 +30,11 @@ pub fn add(cases: &mut Cases) {
         |rank| never_calls(rank, true),
     );
     cases.team("a_rank_that_never_connects", ANY.ranks(2), never_connects);
+}
+
+/// Those whose ranks serve no other test.
+pub fn add_apart(cases: &mut Cases) {
+    cases.subject("failures");
     cases
         .team(
             "aborted_from_another_thread_while_it_connects",
@@ -121,7 +126,7 @@ fn never_calls(rank: &Rank, other_thread: bool) -> Result<()> {
         rank.step("ncclCommAbort");
         if other_thread {
             let handle = comm as usize;
-            let aborted = elsewhere(rank, move || abort(handle as NcclComm));
+            let aborted = elsewhere(move || abort(handle as NcclComm))?;
             rank.step("the stream ends while another thread aborts");
             rank.wait_for(stream)?;
             aborted.join().expect("no panic")??;
@@ -180,7 +185,7 @@ fn aborted_while_it_connects(rank: &Rank) -> Result<()> {
     if rank.rank != rank.nranks - 1 {
         rank.step("a first collective that the last rank leaves out");
         let handle = comm as usize;
-        let blocked = elsewhere(rank, move || sum(handle as NcclComm, p, p, 1024, stream));
+        let blocked = elsewhere(move || sum(handle as NcclComm, p, p, 1024, stream))?;
         std::thread::sleep(PATIENCE);
         ensure!(
             !blocked.is_finished(),

@@ -1,6 +1,6 @@
 //! Words that every rank can compute, and collectives on them.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
 use crate::calls::*;
 use crate::team::Rank;
@@ -27,16 +27,15 @@ pub fn check(what: &str, got: &[u32], expected: impl Fn(usize) -> u32) -> Result
         .iter()
         .enumerate()
         .filter(|(index, word)| **word != expected(*index));
-    if let Some((index, word)) = wrong.next() {
-        let others = wrong.count();
-        ensure!(
-            false,
-            "{what}: word {index} is {word}, expected {}; so are {others} others of {}",
-            expected(index),
-            got.len()
-        );
-    }
-    Ok(())
+    let Some((index, word)) = wrong.next() else {
+        return Ok(());
+    };
+    bail!(
+        "{what}: {} of {} words are wrong, the first is word {index}: {word}, expected {}",
+        1 + wrong.count(),
+        got.len(),
+        expected(index)
+    );
 }
 
 /// Sums `count` words of every rank.

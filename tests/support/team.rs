@@ -104,7 +104,7 @@ pub fn steps() -> String {
     let said = steps.iter().map(|(rank, step)| {
         let (what, since) = (&step.what, step.since.elapsed());
         let meets = if step.meets {
-            ", done, waits for the others"
+            " (done, waits for the others)"
         } else {
             ""
         };
