@@ -141,72 +141,77 @@ fn in_turn(rank: &Rank) -> Result<()> {
 }
 
 /// A kernel of one block, so that room is left on the device, on one stream; collectives that take about as
-/// long on another. Host time from the first call to the end of both streams, best of some rounds, all ranks
-/// at once: the two together against the same calls one after the other on one stream.
+/// long on another. Measured is host time, from the first call until both streams are done, on the slowest
+/// rank: each alone, then both at once, the best of some rounds. In turn they take the sum; side by side, the
+/// longer of the two, which is about half of it.
 fn overlap(rank: &Rank) -> Result<()> {
-    const ROUNDS: usize = 5;
     const COUNT: usize = if cfg!(feature = "emulator") {
         1 << 12
     } else {
         1 << 20
     };
-    /// What each half should take.
-    const HALF: Duration = Duration::from_millis(20);
+    /// What each of the two should take, at least.
+    const TIME: Duration = Duration::from_millis(20);
+    /// Of the sum: more is no overlap.
+    const SHARE: f64 = 0.8;
+    /// Rounds at least and, where other programs disturb, at most.
+    const ROUNDS: std::ops::RangeInclusive<usize> = 5..=40;
+
     let kernels = Kernels::load(rank)?;
     let (compute, communicate) = (create_stream()?, create_stream()?);
-    let buffer = rank.blank(4 * COUNT)?;
-    let collectives = |times: usize, stream| -> Result<()> {
-        for _ in 0..times {
-            let p = buffer.address;
-            expect!(sum(rank.comm, p, p, COUNT, stream), OK);
-        }
-        Ok(())
-    };
-    // The longest of all ranks' times for what `work` does on both streams.
-    let time = |work: &dyn Fn() -> Result<()>| -> Result<Duration> {
+    let buffer = rank.blank(4 * COUNT)?.address;
+    // What all ranks do alike takes as long as on the slowest.
+    let time = |cycles: u64, times: usize| -> Result<Duration> {
         rank.meet()?;
         let start = Instant::now();
-        work()?;
+        if cycles > 0 {
+            kernels.spin(cycles, compute)?;
+        }
+        for _ in 0..times {
+            expect!(sum(rank.comm, buffer, buffer, COUNT, communicate), OK);
+        }
         rank.wait_for(compute)?;
         rank.wait_for(communicate)?;
         let all = rank.tell(start.elapsed())?;
         Ok(all.into_iter().max().expect("there are ranks"))
     };
-    let best = |what: &str, work: &dyn Fn() -> Result<()>| -> Result<Duration> {
-        rank.step(what);
-        let mut best = Duration::MAX;
-        for _ in 0..ROUNDS {
-            best = best.min(time(work)?);
-        }
-        Ok(best)
+    rank.step("what is done is made about equally long");
+    let best = |cycles, times| -> Result<Duration> {
+        let times = (0..3).map(|_| time(cycles, times));
+        times.reduce(|a, b| Ok(a?.min(b?))).expect("three times")
     };
-    let one = best("ten collectives", &|| collectives(10, communicate))? / 10;
-    let times = (HALF.as_nanos() / one.as_nanos().max(1)).clamp(1, 500) as usize;
-    let million = best("a million cycles", &|| kernels.spin(1_000_000, compute))?;
-    let alone = best("collectives alone", &|| collectives(times, communicate))?;
-    // As long as the collectives take, so that neither hides how long the other takes.
-    let cycles = (1e6 * alone.as_secs_f64() / million.as_secs_f64()) as u64;
-    let kernel = best("the kernel alone", &|| kernels.spin(cycles, compute))?;
-    let serial = best("one after the other", &|| {
-        kernels.spin(cycles, compute)?;
-        collectives(times, compute)
-    })?;
-    let together = best("both at once", &|| {
-        kernels.spin(cycles, compute)?;
-        collectives(times, communicate)
-    })?;
+    let mut times = 16;
+    while times < 512 && best(0, times)? < TIME {
+        times *= 2;
+    }
+    let mut per_second = 20e6 / best(20_000_000, 0)?.as_secs_f64();
+
+    let [mut collectives, mut kernel, mut both] = [Duration::MAX; 3];
+    let mut round = 0;
+    let overlaps = loop {
+        round += 1;
+        rank.step(format!("round {round}: collectives alone"));
+        collectives = collectives.min(time(0, times)?);
+        let cycles = (per_second * collectives.as_secs_f64()) as u64;
+        rank.step(format!("round {round}: the kernel alone"));
+        let alone = time(cycles, 0)?;
+        per_second = per_second.max(cycles as f64 / alone.as_secs_f64());
+        kernel = kernel.min(alone);
+        rank.step(format!("round {round}: both at once"));
+        both = both.min(time(cycles, times)?);
+        let overlaps = both < (collectives + kernel).mul_f64(SHARE);
+        if round >= *ROUNDS.end() || overlaps && round >= *ROUNDS.start() {
+            break overlaps;
+        }
+    };
     let measured = format!(
-        "{times} all-reduces of {COUNT} words alone {alone:.2?}, a kernel of {cycles} cycles alone {kernel:.2?}, one \
-         after the other {serial:.2?}, both at once {together:.2?}"
+        "{times} all-reduces of {COUNT} words alone {collectives:.2?}, a kernel alone {kernel:.2?}, both at once \
+         {both:.2?}, best of {round} rounds"
     );
     if rank.rank == 0 {
         say(&measured);
     }
-    // In turn they would take the sum; side by side, the longer of the two, which is about half of it.
-    ensure!(
-        together < (alone + kernel).mul_f64(0.8) && together < serial.mul_f64(0.8),
-        "no overlap: {measured}"
-    );
+    ensure!(overlaps, "no overlap: {measured}");
     kernels.unload(rank)?;
     destroy_stream(compute);
     destroy_stream(communicate);
