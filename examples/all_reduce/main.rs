@@ -4,47 +4,24 @@
 //!
 //! Exit code 0: every element is right; 1: one is wrong; 2: it could not be run.
 
+mod gate;
 mod values;
 
 use std::ffi::c_void;
 use std::process::ExitCode;
 use std::ptr::null_mut;
-use std::sync::{Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
-use clap::builder::PossibleValuesParser;
-use clap::{Parser, builder::TypedValueParser};
+use clap::Parser;
+use gate::{FailOnPanic, Gate};
 use metrale_gpu_sys::cuda::{
     create_timing_event, device_count, elapsed_ms, init, mem_alloc, mem_free, memcpy_dtoh_async,
     memcpy_htod_async, use_device,
 };
 use metrale_gpu_sys::nccl::*;
-use values::Reduction;
-
-const TYPES: [(&str, NcclDataType); 12] = [
-    ("int8", NcclDataType::Int8),
-    ("uint8", NcclDataType::Uint8),
-    ("int32", NcclDataType::Int32),
-    ("uint32", NcclDataType::Uint32),
-    ("int64", NcclDataType::Int64),
-    ("uint64", NcclDataType::Uint64),
-    ("float16", NcclDataType::Float16),
-    ("float32", NcclDataType::Float32),
-    ("float64", NcclDataType::Float64),
-    ("bfloat16", NcclDataType::Bfloat16),
-    ("float8e4m3", NcclDataType::Float8e4m3),
-    ("float8e5m2", NcclDataType::Float8e5m2),
-];
-
-const OPERATORS: [(&str, NcclRedOp); 5] = [
-    ("sum", NcclRedOp::Sum),
-    ("prod", NcclRedOp::Prod),
-    ("max", NcclRedOp::Max),
-    ("min", NcclRedOp::Min),
-    ("avg", NcclRedOp::Avg),
-];
+use values::{OPERATORS, Reduction, TYPES, one_of};
 
 /// Reduce a buffer over all ranks, one thread a rank, and check every element on the host.
 ///
@@ -68,16 +45,6 @@ struct Options {
     /// Seconds after which a rank gives up waiting for its peers.
     #[arg(long, default_value_t = 60)]
     timeout: u64,
-}
-
-/// Parses a name of `table` to its value.
-fn one_of<T: Copy + Send + Sync>(table: &'static [(&str, T)]) -> impl TypedValueParser<Value = T> {
-    PossibleValuesParser::new(table.iter().map(|(name, _)| *name)).map(|name| {
-        let found = table.iter().find(|(known, _)| *known == name);
-        found
-            .expect("the parser lets only names of the table pass")
-            .1
-    })
 }
 
 fn main() -> ExitCode {
@@ -134,7 +101,7 @@ fn run(options: &Options) -> anyhow::Result<bool> {
             .map(|rank| rank.join().ok().flatten())
             .collect()
     });
-    if let Some(error) = job.gate.into_failure() {
+    if let Some(error) = job.gate.take_failure() {
         return Err(error);
     }
 
@@ -357,84 +324,5 @@ impl Drop for Comm {
     fn drop(&mut self) {
         // SAFETY: null, or a communicator in whatever state that nothing uses afterwards.
         unsafe { ncclCommAbort(self.0) };
-    }
-}
-
-/// Where the ranks meet between steps; all go on, until one fails.
-struct Gate {
-    ranks: i32,
-    state: Mutex<GateState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct GateState {
-    arrived: i32,
-    round: u64,
-    /// Of the rank that failed first. The others fail because of it, and are not heard.
-    failure: Option<anyhow::Error>,
-}
-
-impl Gate {
-    fn new(ranks: i32) -> Self {
-        Self {
-            ranks,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        }
-    }
-
-    /// Waits for every rank to end a step. `None`, at once, when any rank has failed.
-    fn meet<T>(&self, rank: i32, outcome: anyhow::Result<T>) -> Option<T> {
-        let value = match outcome {
-            Ok(value) => value,
-            Err(error) => {
-                self.fail(rank, error);
-                return None;
-            }
-        };
-        let mut state = self.state.lock().unwrap();
-        state.arrived += 1;
-        if state.arrived == self.ranks {
-            state.arrived = 0;
-            state.round += 1;
-            self.changed.notify_all();
-        } else {
-            let round = state.round;
-            let waits = |state: &mut GateState| state.round == round && state.failure.is_none();
-            state = self.changed.wait_while(state, waits).unwrap();
-        }
-        state.failure.is_none().then_some(value)
-    }
-
-    /// Opens the gate for good: nobody waits here any more.
-    fn fail(&self, rank: i32, error: anyhow::Error) {
-        let mut state = self.state.lock().unwrap();
-        state
-            .failure
-            .get_or_insert_with(|| error.context(format!("rank {rank}")));
-        self.changed.notify_all();
-    }
-
-    fn failed(&self) -> bool {
-        self.state.lock().unwrap().failure.is_some()
-    }
-
-    fn into_failure(self) -> Option<anyhow::Error> {
-        self.state.into_inner().unwrap().failure
-    }
-}
-
-/// Lets the peers of a rank that panics go.
-struct FailOnPanic<'a> {
-    gate: &'a Gate,
-    rank: i32,
-}
-
-impl Drop for FailOnPanic<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.gate.fail(self.rank, anyhow!("panicked"));
-        }
     }
 }

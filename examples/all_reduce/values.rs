@@ -2,8 +2,46 @@
 //! reduction can be checked without a tolerance wherever the arithmetic is exact.
 
 use anyhow::ensure;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use half::{bf16, f16};
 use metrale_gpu_sys::nccl::{NcclDataType, NcclRedOp};
+
+/// Every data type, by its name on the command line.
+pub const TYPES: [(&str, NcclDataType); 12] = [
+    ("int8", NcclDataType::Int8),
+    ("uint8", NcclDataType::Uint8),
+    ("int32", NcclDataType::Int32),
+    ("uint32", NcclDataType::Uint32),
+    ("int64", NcclDataType::Int64),
+    ("uint64", NcclDataType::Uint64),
+    ("float16", NcclDataType::Float16),
+    ("float32", NcclDataType::Float32),
+    ("float64", NcclDataType::Float64),
+    ("bfloat16", NcclDataType::Bfloat16),
+    ("float8e4m3", NcclDataType::Float8e4m3),
+    ("float8e5m2", NcclDataType::Float8e5m2),
+];
+
+/// Every operator, by its name on the command line.
+pub const OPERATORS: [(&str, NcclRedOp); 5] = [
+    ("sum", NcclRedOp::Sum),
+    ("prod", NcclRedOp::Prod),
+    ("max", NcclRedOp::Max),
+    ("min", NcclRedOp::Min),
+    ("avg", NcclRedOp::Avg),
+];
+
+/// Parses a name of `table` to its value.
+pub fn one_of<T: Copy + Send + Sync>(
+    table: &'static [(&str, T)],
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(table.iter().map(|(name, _)| *name)).map(|name| {
+        let found = table.iter().find(|(known, _)| *known == name);
+        found
+            .expect("the parser lets only names of the table pass")
+            .1
+    })
+}
 
 /// A data type and an operator, and what they do to numbers.
 #[derive(Clone, Copy)]
@@ -157,9 +195,12 @@ fn decode_e4m3(bits: u8) -> f64 {
     }
 }
 
-/// Only numbers that the type holds are ever asked for.
+/// Only whole numbers that the type holds are ever asked for: the exponent with another bias, and the
+/// upper bits of a float32's fraction.
 fn encode_e4m3(value: f64) -> u8 {
-    (0..=u8::MAX)
-        .find(|&bits| decode_e4m3(bits) == value)
-        .expect("inputs are chosen to be exact")
+    if value == 0.0 {
+        return 0;
+    }
+    let bits = (value as f32).to_bits();
+    ((bits >> 20) - ((127 - 7) << 3)) as u8
 }
