@@ -57,6 +57,15 @@ struct Call {
     through_pointer: fn(*const c_void, u64, &Handles),
 }
 
+/// Calls in each turn of a loop, so that the loop itself, and where in memory it lies, count for less.
+const UNROLLED: u64 = 8;
+
+macro_rules! eight {
+    ($($work:tt)*) => {
+        $($work)* $($work)* $($work)* $($work)* $($work)* $($work)* $($work)* $($work)*
+    };
+}
+
 macro_rules! call {
     ($name:ident($($kind:ty),*), $needs_gpu:expr, |$handles:ident, $out:ident| $($argument:expr),*) => {
         Call {
@@ -66,9 +75,9 @@ macro_rules! call {
             through_crate: |calls, $handles| {
                 let mut out = 0u64;
                 let $out = &raw mut out;
-                for _ in 0..calls {
+                for _ in 0..calls / UNROLLED {
                     // SAFETY: the handles are live, and `out` takes an int or a pointer.
-                    let _ = black_box(unsafe { $name($($argument),*) });
+                    eight!(let _ = black_box(unsafe { $name($($argument),*) }););
                 }
             },
             through_pointer: |address, calls, $handles| {
@@ -76,9 +85,9 @@ macro_rules! call {
                 let $out = &raw mut out;
                 // SAFETY: the address is of the function of this name.
                 let function: unsafe extern "C" fn($($kind),*) -> c_int = unsafe { std::mem::transmute(address) };
-                for _ in 0..calls {
+                for _ in 0..calls / UNROLLED {
                     // SAFETY: the handles are live, and `out` takes an int or a pointer.
-                    let _ = black_box(unsafe { function($($argument),*) });
+                    eight!(let _ = black_box(unsafe { function($($argument),*) }););
                 }
             },
         }
@@ -139,7 +148,7 @@ fn run(options: &Options) -> Result<()> {
         options.rounds
     );
     println!(
-        "{:<20}{:>18}{:>18}{:>18}{:>15}{:>9}",
+        "{:<20}{:>18}{:>18}{:>18}{:>18}{:>18}",
         "call", "crate", "C pointer", "C program", "crate/pointer", "crate/C"
     );
     for call in &CALLS {
@@ -232,7 +241,7 @@ fn measure(
         (call.through_crate)(calls, handles);
         start.elapsed()
     };
-    let mut calls = 1000;
+    let mut calls = 125 * UNROLLED;
     while through_pointer(calls) < Duration::from_millis(options.milliseconds) {
         calls *= 2;
     }
@@ -259,12 +268,16 @@ fn measure(
         (Some(median), Some(least)) => format!("{median:.2} ({least:.2})"),
         _ => "-".to_owned(),
     };
-    let ratio = |which| match (median(0), median(which)) {
-        (Some(ours), Some(theirs)) => format!("{:.2}", ours / theirs),
+    let ratio = |which: usize| match (median(which), times[which].first()) {
+        (Some(median_of_theirs), Some(least_of_theirs)) => {
+            let ours = &times[0];
+            let medians = ours[ours.len() / 2] / median_of_theirs;
+            format!("{medians:.2} ({:.2})", ours[0] / least_of_theirs)
+        }
         _ => "-".to_owned(),
     };
     println!(
-        "{:<20}{:>18}{:>18}{:>18}{:>15}{:>9}",
+        "{:<20}{:>18}{:>18}{:>18}{:>18}{:>18}",
         call.name,
         column(0),
         column(1),
@@ -339,7 +352,7 @@ impl CProgram {
             stdin,
             answers,
         };
-        started.run(1000)?;
+        started.run(UNROLLED)?;
         Ok(started)
     }
 }
