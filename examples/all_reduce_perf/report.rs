@@ -93,7 +93,7 @@ impl Row {
         for measured in self.measured {
             let wrong = measured.wrong.map_or(String::new(), |n| n.to_string());
             line += &format!(
-                ",{:.3},{:.6},{:.6},{wrong}",
+                ",{:.3},{:.9},{:.9},{wrong}",
                 measured.seconds * 1e6,
                 measured.algbw,
                 measured.busbw
