@@ -461,7 +461,15 @@ mod emulated {
 
         let svg = fs::read_to_string(plot).unwrap();
         assert_well_formed(&svg);
-        assert_eq!(svg.matches("<polyline ").count(), 4, "{svg}");
+        // A line of a colour through each size, and a short one of that colour beside its name.
+        for color in ["#005AB5", "#DC3220"] {
+            let lines = svg.lines().filter(|line| line.starts_with("<polyline "));
+            let points: Vec<usize> = lines
+                .filter(|line| line.contains(color))
+                .map(|line| line.matches(',').count())
+                .collect();
+            assert_eq!(points, [4, 2], "{svg}");
+        }
         for text in ["out of place", "in place", "busbw (GB/s)", "not a GPU"] {
             assert!(svg.contains(text), "no {text:?} in {svg}");
         }

@@ -612,7 +612,7 @@ impl Rank {
             // SAFETY: the communicator is live and this thread's own, and `state` takes one code.
             let asked = unsafe { ncclCommGetAsyncError(self.comm, &mut state) };
             check_nccl(asked, "ncclCommGetAsyncError")?;
-            check_nccl(state, "the communicator")?;
+            check_started(state, "the communicator")?;
             thread::yield_now();
         }
         Ok(())
