@@ -35,6 +35,8 @@ fn main() {
     let need = |wanted: i32| match ranks() {
         Ok(ranks) if ranks >= wanted => Ok(()),
         Ok(ranks) => Err(format!("needs {wanted} ranks, and there are {ranks}")),
+        // A machine that must have a GPU fails, and does not pass over everything.
+        Err(_) if std::env::var_os("METRALE_EXPECT_GPU").is_some() => Ok(()),
         Err(error) => Err(format!("needs {wanted} ranks: {}", gated::short(&error))),
     };
     let mut trials = Vec::new();
