@@ -11,7 +11,6 @@ mod build_script;
 #[path = "../examples/all_reduce_perf/operation.rs"]
 mod operation;
 mod support;
-#[allow(dead_code)]
 #[path = "../examples/all_reduce/values.rs"]
 mod values;
 

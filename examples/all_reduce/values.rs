@@ -1,6 +1,9 @@
 //! Numbers that every rank can compute and every data type holds exactly, so that each element of a
 //! reduction can be checked without a tolerance wherever the arithmetic is exact.
 
+// The programs and tests that share it use parts of it.
+#![allow(dead_code)]
+
 use anyhow::ensure;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use half::{bf16, f16};
