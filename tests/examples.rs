@@ -16,9 +16,11 @@ mod values;
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
+use metrale_gpu_sys::BINDING;
 use metrale_gpu_sys::nccl::{NcclDataType, NcclRedOp};
 use operation::{Counts, OPERATIONS, Operation, Part};
 use support::{Outcome, clean};
@@ -29,10 +31,17 @@ fn example(name: &str, words: &str) -> Command {
     // target/<profile>/deps/examples-…
     let test = env::current_exe().unwrap();
     let folder = test.parent().unwrap().with_file_name("examples");
+    // `cargo test --test examples` alone builds none of them.
+    static BUILT: OnceLock<bool> = OnceLock::new();
+    let built = *BUILT.get_or_init(|| {
+        let said = clean(folder.join("doctor")).output();
+        let binding = format!("binding: {BINDING:?}\n");
+        said.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains(&binding))
+    });
     let program: PathBuf = folder.join(name);
     assert!(
-        program.is_file(),
-        "{} is missing: `cargo build --examples` with the features of this test makes it",
+        built && program.is_file(),
+        "{} is missing, or was built with other features: `cargo build --examples` with those of this test makes it",
         program.display()
     );
     let mut command = clean(program);

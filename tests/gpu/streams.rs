@@ -10,7 +10,7 @@ use crate::expect;
 use crate::kernels::Kernels;
 use crate::numbers::{check, number, numbers, sum};
 use crate::team::Rank;
-use crate::world::ANY;
+use crate::world::{ANY, World};
 
 const OK: NcclResult = NcclResult::Success;
 
@@ -40,6 +40,19 @@ fn total_after(nranks: i32, index: usize, rounds: usize) -> u32 {
     })
 }
 
+/// Keeps what comes on `next` behind what is on `stream`, collectives among it.
+///
+/// By an event; but where more than two ranks share a device they have more streams than it has queues, and an
+/// event that is waited for in a queue could keep back the very collective of another rank on which it depends.
+/// There the host waits.
+fn then(rank: &Rank, stream: CuStream, next: CuStream, event: CuEvent) -> Result<()> {
+    if World::get().ranks > 2 * World::get().devices {
+        return rank.wait_for(stream);
+    }
+    record_event(event, stream)?;
+    stream_wait_event(next, event)
+}
+
 /// One stream computes, another communicates. Only events keep a round's kernel before its collective, the
 /// collective before the kernel that takes its result, and all of it before the next round.
 fn ordered_by_events(rank: &Rank) -> Result<()> {
@@ -63,8 +76,7 @@ fn ordered_by_events(rank: &Rank) -> Result<()> {
         rank.step(format!("all-reduce of round {round}"));
         let (from, to) = (data.address, out.address);
         expect!(sum(rank.comm, from, to, WORDS, communicate), OK);
-        record_event(reduced, communicate)?;
-        stream_wait_event(compute, reduced)?;
+        then(rank, communicate, compute, reduced)?;
         kernels.accumulate(total.address, out.address, WORDS, compute)?;
         // No queue runs full: a launch that waits for room keeps other ranks' launches waiting.
         if round % 25 == 24 {
@@ -109,8 +121,7 @@ fn in_turn(rank: &Rank) -> Result<()> {
         kernels.add(data.address, WORDS, rank.rank as u32 + 1, streams[0])?;
         let (from, to) = (data.address, sums.address);
         expect!(sum(rank.comm, from, to, WORDS, streams[0]), OK);
-        record_event(events[0], streams[0])?;
-        stream_wait_event(streams[1], events[0])?;
+        then(rank, streams[0], streams[1], events[0])?;
         // All have the same sums, so the largest of them is any.
         let (uint32, max) = (NcclDataType::Uint32, NcclRedOp::Max);
         let (from, to) = (sums.ptr(), most.ptr());
@@ -119,8 +130,7 @@ fn in_turn(rank: &Rank) -> Result<()> {
             OK
         );
         kernels.accumulate(total.address, most.address, WORDS, streams[1])?;
-        record_event(events[1], streams[1])?;
-        stream_wait_event(streams[0], events[1])?;
+        then(rank, streams[1], streams[0], events[1])?;
         if round % 25 == 24 {
             rank.wait_for(streams[1])?;
         }
