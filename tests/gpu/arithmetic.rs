@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use anyhow::{Result, ensure};
 
 use crate::calls::*;
-use crate::cases::Cases;
+use crate::cases::{Cases, say};
 use crate::expect;
 use crate::team::Rank;
 use crate::values::Reduction;
@@ -76,6 +76,13 @@ fn data_type(rank: &Rank, datatype: NcclDataType, fp8: bool) -> Result<()> {
             reduction.encode(reduction.input(rank.rank, index), &mut bytes);
         }
         let size = bytes.len() / COUNT;
+        // For some counts NCCL 2.28.3 leaves the last elements of one rank's average unwritten: of float64 for this
+        // one, of float32 for others.
+        let alone = op == NcclRedOp::Avg && rank.nranks == 1;
+        if alone && datatype == NcclDataType::Float64 && version()?.minor == 28 {
+            say("no average: this release does not write its last elements");
+            continue;
+        }
         let (from, to) = (rank.upload(&bytes)?, rank.blank(bytes.len())?);
         let code = ncclAllReduce(
             from.ptr(),
@@ -87,7 +94,7 @@ fn data_type(rank: &Rank, datatype: NcclDataType, fp8: bool) -> Result<()> {
             rank.stream,
         );
         // NCCL has no kernel for these on one rank.
-        if fp8 && op == NcclRedOp::Avg && rank.nranks == 1 {
+        if fp8 && alone {
             expect!(code, NcclResult::InvalidArgument);
             continue;
         }

@@ -111,9 +111,18 @@ impl Cases {
         need: Need,
         body: impl Fn(&Rank) -> Result<()> + Send + Sync + 'static,
     ) -> &mut Case {
-        self.solo(name, need, move || {
-            team::run(World::get().ranks.clamp(1, 8), body)
-        })
+        self.team_of(World::get().ranks, name, need, body)
+    }
+
+    /// As [`Cases::team`], on so many of the ranks.
+    pub fn team_of(
+        &mut self,
+        ranks: i32,
+        name: &str,
+        need: Need,
+        body: impl Fn(&Rank) -> Result<()> + Send + Sync + 'static,
+    ) -> &mut Case {
+        self.solo(name, need, move || team::run(ranks.clamp(1, 8), body))
     }
 
     pub fn into_trials(self) -> Vec<Trial> {

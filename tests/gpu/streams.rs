@@ -16,8 +16,11 @@ const OK: NcclResult = NcclResult::Success;
 
 pub fn add(cases: &mut Cases) {
     cases.subject("streams");
-    cases.team("ordered_by_events", ANY, ordered_by_events);
-    cases.team("two_communicators_in_turn", ANY, in_turn);
+    // More ranks on a device have more streams than it has queues, and what waits in a queue for an event can keep
+    // back the very collective of another rank on which the event depends.
+    let ranks = World::get().ranks.min(2 * World::get().devices);
+    cases.team_of(ranks, "ordered_by_events", ANY, ordered_by_events);
+    cases.team_of(ranks, "two_communicators_in_turn", ANY, in_turn);
     // One rank alone has nothing to communicate: its collectives are copies.
     cases.team("a_kernel_and_collectives_overlap", ANY.ranks(2), overlap);
 }
@@ -38,19 +41,6 @@ fn total_after(nranks: i32, index: usize, rounds: usize) -> u32 {
     (1..=rounds).fold(0, |total: u32, round| {
         total.wrapping_add(sum_after(nranks, index, round))
     })
-}
-
-/// Keeps what comes on `next` behind what is on `stream`, collectives among it.
-///
-/// By an event; but where more than two ranks share a device they have more streams than it has queues, and an
-/// event that is waited for in a queue could keep back the very collective of another rank on which it depends.
-/// There the host waits.
-fn then(rank: &Rank, stream: CuStream, next: CuStream, event: CuEvent) -> Result<()> {
-    if World::get().ranks > 2 * World::get().devices {
-        return rank.wait_for(stream);
-    }
-    record_event(event, stream)?;
-    stream_wait_event(next, event)
 }
 
 /// One stream computes, another communicates. Only events keep a round's kernel before its collective, the
@@ -76,7 +66,8 @@ fn ordered_by_events(rank: &Rank) -> Result<()> {
         rank.step(format!("all-reduce of round {round}"));
         let (from, to) = (data.address, out.address);
         expect!(sum(rank.comm, from, to, WORDS, communicate), OK);
-        then(rank, communicate, compute, reduced)?;
+        record_event(reduced, communicate)?;
+        stream_wait_event(compute, reduced)?;
         kernels.accumulate(total.address, out.address, WORDS, compute)?;
         // No queue runs full: a launch that waits for room keeps other ranks' launches waiting.
         if round % 25 == 24 {
@@ -121,7 +112,8 @@ fn in_turn(rank: &Rank) -> Result<()> {
         kernels.add(data.address, WORDS, rank.rank as u32 + 1, streams[0])?;
         let (from, to) = (data.address, sums.address);
         expect!(sum(rank.comm, from, to, WORDS, streams[0]), OK);
-        then(rank, streams[0], streams[1], events[0])?;
+        record_event(events[0], streams[0])?;
+        stream_wait_event(streams[1], events[0])?;
         // All have the same sums, so the largest of them is any.
         let (uint32, max) = (NcclDataType::Uint32, NcclRedOp::Max);
         let (from, to) = (sums.ptr(), most.ptr());
@@ -130,7 +122,8 @@ fn in_turn(rank: &Rank) -> Result<()> {
             OK
         );
         kernels.accumulate(total.address, most.address, WORDS, streams[1])?;
-        then(rank, streams[1], streams[0], events[1])?;
+        record_event(events[1], streams[1])?;
+        stream_wait_event(streams[0], events[1])?;
         if round % 25 == 24 {
             rank.wait_for(streams[1])?;
         }
