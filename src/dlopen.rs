@@ -118,23 +118,23 @@ impl<T> Absent for *const T {
 
 /// One of the two libraries: how to find it, and what became of that.
 pub(crate) struct Library {
-    name: &'static str,
-    soname: &'static CStr,
+    pub(crate) name: &'static str,
+    pub(crate) soname: &'static CStr,
     /// Names an installation, or the folder of the file.
-    variable: &'static str,
+    pub(crate) variable: &'static str,
     /// Whether the variable is wrong where the library is not below it.
-    strict: bool,
+    pub(crate) strict: bool,
     /// A file to try last.
-    place: Option<&'static str>,
-    functions: &'static [&'static str],
+    pub(crate) place: Option<&'static str>,
+    pub(crate) functions: &'static [&'static str],
     /// The release that brought each function, 0 where the doc says none.
-    since: &'static [[i32; 3]],
+    pub(crate) since: &'static [[i32; 3]],
     /// Null before the first search. What it points to lives as long as the process.
-    opened: AtomicPtr<Opened>,
+    pub(crate) opened: AtomicPtr<Opened>,
 }
 
 /// What a search came to.
-struct Opened {
+pub(crate) struct Opened {
     /// The loader's; null if nothing was found.
     handle: *mut c_void,
     /// What was tried and failed, with the reasons.
@@ -144,27 +144,6 @@ struct Opened {
 }
 
 impl Library {
-    pub(crate) const fn new(
-        name: &'static str,
-        soname: &'static CStr,
-        variable: &'static str,
-        strict: bool,
-        place: Option<&'static str>,
-        functions: &'static [&'static str],
-        since: &'static [[i32; 3]],
-    ) -> Self {
-        Self {
-            name,
-            soname,
-            variable,
-            strict,
-            place,
-            functions,
-            since,
-            opened: AtomicPtr::new(null_mut()),
-        }
-    }
-
     /// The function's address, which `target` keeps for all later calls.
     #[cold]
     pub(crate) fn find(

@@ -4,6 +4,7 @@
 //!
 //! Exit code 0: every element is right; 1: one is wrong; 2: it could not be run.
 
+mod comm;
 mod gate;
 mod values;
 
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Parser;
+use comm::Comm;
 use gate::{FailOnPanic, Gate};
 use metrale_gpu_sys::cuda::{
     create_timing_event, device_count, elapsed_ms, init, mem_alloc, mem_free, memcpy_dtoh_async,
@@ -302,27 +304,5 @@ impl Buffers {
             mem_free(self.send)?;
             mem_free(self.recv)
         }
-    }
-}
-
-/// A communicator that is aborted on every way out but [`Job::close`].
-struct Comm(NcclComm);
-
-impl Comm {
-    /// Whether it has done what it was last asked to; an error if it failed.
-    fn ready(&self) -> anyhow::Result<bool> {
-        let mut state = NcclResult::Success;
-        // SAFETY: the communicator is live and this thread's own, and `state` takes one code.
-        let asked = unsafe { ncclCommGetAsyncError(self.0, &mut state) };
-        check_nccl(asked, "ncclCommGetAsyncError")?;
-        check_started(state, "the communicator")?;
-        Ok(state == NcclResult::Success)
-    }
-}
-
-impl Drop for Comm {
-    fn drop(&mut self) {
-        // SAFETY: null, or a communicator in whatever state that nothing uses afterwards.
-        unsafe { ncclCommAbort(self.0) };
     }
 }

@@ -12,6 +12,8 @@
 //! Exit code 0: every element was right; 1: one was wrong, or a rank failed or was lost; 2: it was not started as
 //! it must be, or there is no device for this rank. Then no socket was opened.
 
+#[path = "../all_reduce/comm.rs"]
+mod comm;
 mod launcher;
 #[path = "../rendezvous/mod.rs"]
 mod rendezvous;
@@ -31,6 +33,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
+use comm::Comm;
 use launcher::{Flags, Place};
 use metrale_gpu_sys::cuda::{
     device_count, init, mem_alloc, mem_free, memcpy_dtoh_async, memcpy_htod_async, use_device,
@@ -442,27 +445,5 @@ impl Buffers {
             mem_free(self.send)?;
             mem_free(self.recv)
         }
-    }
-}
-
-/// A communicator that is aborted wherever it is not closed.
-struct Comm(NcclComm);
-
-impl Comm {
-    /// Whether it has done what it was last asked to; an error if it failed.
-    fn ready(&self) -> anyhow::Result<bool> {
-        let mut state = NcclResult::Success;
-        // SAFETY: the communicator is live and this thread's own, and `state` takes one code.
-        let asked = unsafe { ncclCommGetAsyncError(self.0, &mut state) };
-        check_nccl(asked, "ncclCommGetAsyncError")?;
-        check_started(state, "the communicator")?;
-        Ok(state == NcclResult::Success)
-    }
-}
-
-impl Drop for Comm {
-    fn drop(&mut self) {
-        // SAFETY: null, or a communicator in whatever state that nothing uses afterwards.
-        unsafe { ncclCommAbort(self.0) };
     }
 }

@@ -1,6 +1,10 @@
 //! Which libcuda answers.
 
 use std::path::Path;
+#[cfg(dlopen)]
+use std::ptr::null_mut;
+#[cfg(dlopen)]
+use std::sync::atomic::AtomicPtr;
 
 #[cfg(dlopen)]
 use crate::cuda::SINCE;
@@ -68,16 +72,17 @@ fn function() -> Option<Function> {
 
 /// How the library is opened.
 #[cfg(dlopen)]
-pub(crate) static LIBRARY: Library = Library::new(
-    "CUDA",
-    c"libcuda.so.1",
-    "CUDA_PATH",
-    false,
+pub(crate) static LIBRARY: Library = Library {
+    name: "CUDA",
+    soname: c"libcuda.so.1",
+    variable: "CUDA_PATH",
+    strict: false,
     // Not every WSL tells the loader of it.
-    Some("/usr/lib/wsl/lib/libcuda.so.1"),
-    FUNCTIONS,
-    SINCE,
-);
+    place: Some("/usr/lib/wsl/lib/libcuda.so.1"),
+    functions: FUNCTIONS,
+    since: SINCE,
+    opened: AtomicPtr::new(null_mut()),
+};
 
 #[cfg(dlopen)]
 impl Absent for CuResult {

@@ -1,6 +1,10 @@
 //! Which libnccl answers.
 
 use std::path::Path;
+#[cfg(dlopen)]
+use std::ptr::null_mut;
+#[cfg(dlopen)]
+use std::sync::atomic::AtomicPtr;
 
 #[cfg(dlopen)]
 use crate::dlopen::{Absent, Library, Why};
@@ -68,15 +72,16 @@ fn function() -> Option<Function> {
 
 /// How the library is opened.
 #[cfg(dlopen)]
-pub(crate) static LIBRARY: Library = Library::new(
-    "NCCL",
-    c"libnccl.so.2",
-    "NCCL_HOME",
-    true,
-    None,
-    FUNCTIONS,
-    SINCE,
-);
+pub(crate) static LIBRARY: Library = Library {
+    name: "NCCL",
+    soname: c"libnccl.so.2",
+    variable: "NCCL_HOME",
+    strict: true,
+    place: None,
+    functions: FUNCTIONS,
+    since: SINCE,
+    opened: AtomicPtr::new(null_mut()),
+};
 
 #[cfg(dlopen)]
 impl Absent for NcclResult {

@@ -8,7 +8,7 @@ use crate::calls::*;
 use crate::cases::{Cases, say};
 use crate::expect;
 use crate::team::Rank;
-use crate::values::Reduction;
+use crate::values::{Reduction, TYPES};
 use crate::world::ANY;
 
 const OK: NcclResult = NcclResult::Success;
@@ -27,21 +27,6 @@ pub fn add(cases: &mut Cases) {
     cases.team("with_a_scalar_of_the_host", ANY, host_scalars);
     cases.team("with_a_scalar_of_the_device", ANY, device_scalar);
 }
-
-const TYPES: [(&str, NcclDataType); 12] = [
-    ("int8", NcclDataType::Int8),
-    ("uint8", NcclDataType::Uint8),
-    ("int32", NcclDataType::Int32),
-    ("uint32", NcclDataType::Uint32),
-    ("int64", NcclDataType::Int64),
-    ("uint64", NcclDataType::Uint64),
-    ("float16", NcclDataType::Float16),
-    ("float32", NcclDataType::Float32),
-    ("float64", NcclDataType::Float64),
-    ("bfloat16", NcclDataType::Bfloat16),
-    ("float8e4m3", NcclDataType::Float8e4m3),
-    ("float8e5m2", NcclDataType::Float8e5m2),
-];
 
 /// Odd, so that no vector of the kernels divides it.
 const COUNT: usize = if cfg!(debug_assertions) {
