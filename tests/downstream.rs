@@ -574,7 +574,7 @@ fn a_program_two_crates_above_starts_by_the_readmes_two_lines() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
     if let Ok(readme) = fs::read_to_string(readme) {
         for line in [
-            "let rpath = std::env::var(\"DEP_NCCL_RPATH\").expect(\"metrale-gpu-sys among [dependencies]\");\n",
+            "let rpath = std::env::var(\"DEP_NCCL_RPATH\").expect(\"metrale-gpu-sys among this package's own [dependencies]\");\n",
             "println!(\"cargo::rustc-link-arg=-Wl,-rpath,{rpath}\");\n",
         ] {
             expect(&readme, &[line]);

@@ -225,7 +225,10 @@ fn run(options: &Options) -> anyhow::Result<bool> {
     let wrong: u64 = measured().filter_map(|measured| measured.wrong).sum();
     if !options.csv {
         let sum: f64 = measured().map(|measured| measured.busbw).sum();
-        println!("# wrong elements: {wrong}");
+        match measured().any(|measured| measured.wrong.is_some()) {
+            true => println!("# wrong elements: {wrong}"),
+            false => println!("# wrong elements: N/A, none was checked"),
+        }
         println!(
             "# average bus bandwidth, out of place and in place: {:.4} GB/s",
             sum / measured().count() as f64

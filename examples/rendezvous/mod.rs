@@ -21,6 +21,22 @@
 //! A rank that dies before all have met may come again. One that is refused (another token, another world size, a
 //! rank that is there already) is told why, and gives up.
 //!
+//! ```ignore
+//! let (id, members) = exchange(&settings, || Ok(unique_id()?.internal), &mut log)?;
+//! let lost = Arc::new(OnceLock::new());
+//! let watch = members.watch({
+//!     let lost = lost.clone();
+//!     move |cause| _ = lost.set(cause.to_owned())
+//! })?;
+//! // Work with `NcclUniqueId { internal: id }`; whatever waits for others looks at `lost` meanwhile.
+//! match work(id, &lost) {
+//!     Ok(()) => watch.leave(),
+//!     Err(error) => _ = watch.fail(&error.to_string()),
+//! }
+//! ```
+//!
+//! All ranks watch, or none: who drops its [`Members`], or its [`Watch`] without [`Watch::leave`], counts as dead.
+//!
 //! # Limits
 //!
 //! - A frame has 152 bytes, whatever it says; no peer can make rank 0 read or keep more.
@@ -121,7 +137,7 @@ impl Settings {
         );
         ensure!(
             *deadline <= LONGEST,
-            "{self}: a deadline of {deadline:?} is none"
+            "{self}: a deadline of {deadline:?} is too long to be one"
         );
         Ok(())
     }
@@ -136,7 +152,9 @@ impl fmt::Display for Settings {
 /// A name or an address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Master {
+    /// A name, or an address without brackets.
     pub host: String,
+    /// 0 lets rank 0 pick one.
     pub port: u16,
 }
 

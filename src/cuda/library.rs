@@ -17,7 +17,8 @@ use crate::loaded::{self, Function, LoadedLibrary};
 
 /// Whether libcuda answers at all: false where it could not be opened, and where a stub stands in for it.
 ///
-/// Says nothing about devices: [`device_count`](crate::cuda::device_count) does, after [`init`](crate::cuda::init), which tells the reason too.
+/// Says nothing about devices: [`device_count`](crate::cuda::device_count) does, after
+/// [`init`](crate::cuda::init), which tells the reason too.
 pub fn is_available() -> bool {
     let mut version = 0;
     // SAFETY: `version` takes one int.
@@ -49,7 +50,7 @@ pub fn loaded_library() -> Option<LoadedLibrary> {
 ///
 /// With the feature `dlopen` a call of a function that is lacking answers
 /// [`NotInThisVersion`](CuResult::NotInThisVersion). A linked program that mentions one does not start, and
-/// this is for messages only.
+/// this is for messages only. An import stub has every function, and fails in each.
 pub fn has_function(name: &str) -> bool {
     #[cfg(dlopen)]
     if FUNCTIONS.contains(&name) {

@@ -58,7 +58,7 @@
 //! | a send of no elements | passes on its own where the ranks are connected | waits for its receive |
 //! | algorithms, thread blocks, channels, traffic classes, SHARP, encryption | choose how the work is done | are checked and have no effect; every algorithm that a collective has can be had |
 //! | network modules | those that work on the machine | `Socket` and `IB` are known, and nothing is sent through them |
-//! | windows | what the flags promise matters | flags have no effect, but that puts start in a symmetric one; no rank has another address than its own |
+//! | windows | flags promise how a window is used, and NCCL relies on it | flags have no effect, but that puts start in a symmetric one; no rank has another address than its own |
 //! | memory of a communicator | some, which suspending gives back | none: [`ncclCommMemStats`](crate::nccl::ncclCommMemStats) tells 0 bytes |
 //! | the time that `ncclGroupSimulateEnd` tells | a model of the machine | 10 microseconds and 100 GB/s |
 //! | the log | levels, parts, a file | warnings on standard output, where `NCCL_DEBUG` is `WARN` or more |

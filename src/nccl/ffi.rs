@@ -51,8 +51,9 @@ bind! {
     /// `InvalidArgument` for a value that NCCL refuses, with `*comm` null. After any later failure
     /// `*comm` stays set and belongs to [`ncclCommAbort`].
     ///
-    /// With an `nranks` below 1, 2.32.3 follows what `*comm` held before: set it to null. Where the driver does not even tell the current device, NCCL 2.32 answers `UnhandledCudaError` and leaves
-    /// this thread in an open group that defers all it does later: one [`ncclGroupEnd`] closes it.
+    /// With an `nranks` below 1, 2.32.3 follows what `*comm` held before: set it to null. Where the driver does
+    /// not even tell the current device, NCCL 2.32 answers `UnhandledCudaError` and leaves this thread in an
+    /// open group that defers all it does later: one [`ncclGroupEnd`] closes it.
     ///
     /// Since NCCL 2.14.
     pub fn ncclCommInitRankConfig(

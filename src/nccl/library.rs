@@ -17,7 +17,8 @@ use crate::nccl::{FUNCTIONS, NcclResult, ncclGetVersion};
 
 /// Whether libnccl answers at all: false where it could not be opened, and where a stub stands in for it.
 ///
-/// For a program that does without GPUs where there are none. [`version`](crate::nccl::version) tells the reason.
+/// For a program that does without GPUs where there are none. [`version`](crate::nccl::version) tells the
+/// reason.
 pub fn is_available() -> bool {
     let mut version = 0;
     // SAFETY: `version` takes one int.
@@ -49,7 +50,7 @@ pub fn loaded_library() -> Option<LoadedLibrary> {
 ///
 /// With the feature `dlopen` a call of a function that is lacking answers
 /// [`NotInThisVersion`](NcclResult::NotInThisVersion). A linked program that mentions one does not start, and
-/// this is for messages only.
+/// this is for messages only. An import stub has every function, and fails in each.
 pub fn has_function(name: &str) -> bool {
     #[cfg(dlopen)]
     if FUNCTIONS.contains(&name) {

@@ -1,6 +1,6 @@
 fn main() {
     // The two lines of the README.
-    let rpath = std::env::var("DEP_NCCL_RPATH").expect("metrale-gpu-sys among [dependencies]");
+    let rpath = std::env::var("DEP_NCCL_RPATH").expect("metrale-gpu-sys among this package's own [dependencies]");
     println!("cargo::rustc-link-arg=-Wl,-rpath,{rpath}");
 
     for key in [
