@@ -148,8 +148,13 @@ impl Rank {
             nranks: i32::try_from(place.world).context("the world size")?,
         };
         reduction.ensure_checkable()?;
-        let token = match variable(TOKEN) {
-            Some(word) => Token::new(&word).context(TOKEN)?,
+        let token = match env::var_os(TOKEN) {
+            Some(word) => {
+                let word = word
+                    .to_str()
+                    .with_context(|| format!("{TOKEN} is not UTF-8"))?;
+                Token::new(word).context(TOKEN)?
+            }
             None if place.job.is_empty() => Token::new("no job number")?,
             None => Token::new(&place.job).with_context(|| {
                 format!("the job's own number is too long, so set {TOKEN} instead")

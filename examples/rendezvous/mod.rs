@@ -379,6 +379,10 @@ impl<'a> Host<'a> {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     Err(error) => {
                         log.line(&format!("a connection could not be taken: {error}"));
+                        // Perhaps there is no descriptor left: not for those who are silent.
+                        if let Some(oldest) = strangers.pop_front() {
+                            log.dropped(&oldest, "was silent while there was no room for others");
+                        }
                         break;
                     }
                 }
@@ -618,7 +622,8 @@ pub fn join_at(
             Err(error) => failures.push(error),
         }
         let failures = failures.join("; ");
-        if Instant::now() + pause >= end {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
             bail!(
                 "{settings}: rank 0 was not reached at {} within {:?}: {failures}",
                 settings.master,
@@ -629,7 +634,7 @@ pub fn join_at(
             log(&format!("{settings}: {failures}; trying on"));
             said = failures;
         }
-        thread::sleep(pause);
+        thread::sleep(pause.min(left));
         pause = (pause * 2).min(Duration::from_millis(500));
         connect_limit = (connect_limit * 2).min(ANSWER_LIMIT);
     }

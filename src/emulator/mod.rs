@@ -47,13 +47,14 @@
 //! | a communicator that was destroyed, or is none; `ncclCommShrink` of null; null where an answer goes | crashes, mostly | `InvalidArgument` |
 //! | where ranks are | anywhere | in processes of one user on one machine, in one network namespace, as threads of each: an id from elsewhere is a `RemoteError` |
 //! | a process that is gone, killed or by itself, without its ranks having been destroyed | `RemoteError` by [`ncclCommGetAsyncError`](crate::nccl::ncclCommGetAsyncError), and from calls that wait for it | the same, in every process of the communicator; [`ncclGetLastError`](crate::nccl::ncclGetLastError) names one of its ranks. Work that needs it stays in its stream until the communicator is aborted, or shrunk with `NCCL_SHRINK_ABORT`, as with NCCL |
-//! | a process that is forked, not started | crashes or hangs | `UnhandledCudaError`, `NotInitialized` |
+//! | a process that is forked from one that used the driver | crashes or hangs | `UnhandledCudaError`, `NotInitialized`; while it lives, the end of the one that forked it is not noticed |
+//! | a process that is stopped (SIGSTOP) | its peers wait, and an abort ends that | the same, but where it does the work of the communicator their abort waits for it too |
 //! | a unique id that was used up, or that nobody made | `RemoteError` after a minute | `RemoteError` at once |
 //! | ranks that come with one id and do not fit together: their counts differ, or a rank comes twice | those that have come hang, later ones `RemoteError` | `RemoteError` for all, at once |
 //! | `ncclCommShrink` with a rank that is named twice or does not exist; `ncclCommGrow` where nobody made an id; `ncclCommInitAll` of no devices | hangs; hangs; reads past the array | `InvalidArgument`; `InvalidUsage`; `InvalidArgument` |
 //! | `ncclCommGrow` on the first and the last rank | waits in the call for the id | waits beside it, where the communicator is non-blocking or a group is open |
 //! | a collective that the ranks ask for differently | hangs, or spoils memory | hangs, until it is aborted |
-//! | a buffer that is too small or gone | whatever lies behind it is overwritten, or one rank faults | `IllegalAddress` for all ranks of the operation |
+//! | a buffer that is too small or gone | whatever lies behind it is overwritten, or one rank faults | `IllegalAddress` for all ranks of a collective. Of messages, and all-to-all, gather and scatter, which are made of them, each is looked at by itself: one that ends in other memory is not noticed, and one without its buffer fails its own rank alone |
 //! | a call of a group that moves data | has no order among the others | one-sided calls run first, then collectives, then sends and receives; ranks have to make the collectives of a group in the same order |
 //! | a send of no elements | passes on its own where the ranks are connected | waits for its receive |
 //! | algorithms, thread blocks, channels, traffic classes, SHARP, encryption | choose how the work is done | are checked and have no effect; every algorithm that a collective has can be had |

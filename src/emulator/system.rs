@@ -34,6 +34,8 @@ unsafe extern "C" {
     fn sendmsg(socket: c_int, message: *const Message, flags: c_int) -> isize;
     fn recvmsg(socket: c_int, message: *mut Message, flags: c_int) -> isize;
     fn geteuid() -> c_uint;
+    fn getrlimit(resource: c_int, limits: *mut [u64; 2]) -> c_int;
+    fn fstatfs(file: c_int, place: *mut c_void) -> c_int;
 }
 
 /// By number, since older C libraries have no function of this name.
@@ -47,6 +49,8 @@ const MFD_ALLOW_SEALING: c_uint = 2;
 const F_ADD_SEALS: c_int = 1033;
 const F_GET_SEALS: c_int = 1034;
 const F_SEAL_SHRINK: c_int = 2;
+const TMPFS_MAGIC: c_long = 0x0102_1994;
+const RLIMIT_FSIZE: c_int = 1;
 const FALLOC_FL_KEEP_SIZE: c_int = 1;
 const FALLOC_FL_PUNCH_HOLE: c_int = 2;
 const PROT_READ_WRITE: c_int = 3;
@@ -110,11 +114,31 @@ pub(super) fn anonymous_file(name: &CStr) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether a file keeps every byte that it has: reading it by a mapping never faults then.
+/// Whether a file keeps every byte that it has: reading it by a mapping never faults then. One of huge pages does
+/// where there are none left.
 pub(super) fn never_shrinks(file: &File) -> bool {
+    // `struct statfs` begins with the kind, and is smaller.
+    let mut system = [0 as c_long; 64];
+    // SAFETY: more room than the struct takes.
+    let answer = unsafe { fstatfs(file.as_raw_fd(), system.as_mut_ptr().cast()) };
+    if answer != 0 || system[0] != TMPFS_MAGIC {
+        return false;
+    }
     // SAFETY: no pointers.
     let seals = unsafe { fcntl(file.as_raw_fd(), F_GET_SEALS) };
     seals >= 0 && seals & F_SEAL_SHRINK != 0
+}
+
+/// Gives a file so many bytes. An error, and not the signal that ends the process, where its user may have no file of
+/// that size.
+pub(super) fn grow(file: &File, length: u64) -> io::Result<()> {
+    let mut limits = [u64::MAX; 2];
+    // SAFETY: the limits are two numbers.
+    unsafe { getrlimit(RLIMIT_FSIZE, &mut limits) };
+    if length > limits[0] {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    file.set_len(length)
 }
 
 /// Gives the memory behind a part of a file back; it reads as zeros from now on.
@@ -242,12 +266,21 @@ pub(super) fn receive_file(
         kind: 0,
         file: -1,
     };
-    let mut message = message(&mut part, &mut control);
-    // SAFETY: the message's pointers live until the call returns, with as much room as it says.
-    let received = unsafe { recvmsg(stream.as_raw_fd(), &mut message, MSG_CMSG_CLOEXEC) };
-    let received = checked(received)?;
     let whole = offset_of!(Control, file) + size_of::<c_int>();
-    let came = message.control_length >= whole
+    let received = loop {
+        let mut message = message(&mut part, &mut control);
+        // Without the padding at its end, which has room for a second file: nobody would close that.
+        message.control_length = whole;
+        // SAFETY: the message's pointers live until the call returns, with as much room as it says.
+        let received = unsafe { recvmsg(stream.as_raw_fd(), &mut message, MSG_CMSG_CLOEXEC) };
+        match checked(received) {
+            // As after SIGSTOP and SIGCONT, where the socket has a time limit.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            received => break (received?, message.control_length),
+        }
+    };
+    let (received, control_length) = received;
+    let came = control_length >= whole
         && control.length == whole
         && (control.level, control.kind) == (SOL_SOCKET, SCM_RIGHTS);
     // SAFETY: the system has just made this descriptor for us.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::sync::{Mutex, OnceLock};
 
 use super::lock;
-use crate::emulator::system::{Mapping, anonymous_file, punch};
+use crate::emulator::system::{Mapping, anonymous_file, grow, punch};
 
 /// What parts begin at and end on: the largest page that there is.
 const PAGE: usize = 64 << 10;
@@ -102,7 +102,7 @@ fn take(size: usize) -> Option<Part> {
         let mut end = lock(&memory.end);
         let offset = *end;
         let after = offset.checked_add(length as u64)?;
-        memory.file.set_len(after).ok()?;
+        grow(&memory.file, after).ok()?;
         *end = after;
         offset
     };

@@ -319,7 +319,7 @@ struct Lanes {
     meeting: Vec<Option<Arrival>>,
     arrived: usize,
     /// Sends without a receive yet, or the other way about, for each sender and receiver.
-    mail: Vec<VecDeque<Post>>,
+    mail: HashMap<(usize, usize), VecDeque<Post>>,
     /// How many threads wait for `through`.
     watchers: usize,
     /// The processes of the ranks that are not in this one.
@@ -393,7 +393,7 @@ impl InProcess {
                 lanes: (0..size).map(|_| Lane::default()).collect(),
                 meeting: (0..size).map(|_| None).collect(),
                 arrived: 0,
-                mail: (0..size * size).map(|_| VecDeque::new()).collect(),
+                mail: HashMap::new(),
                 watchers: 0,
                 abroad: vec![None; size],
                 broken: false,
@@ -561,7 +561,8 @@ impl Lanes {
                 // Entries for the same signal wait for as many as all of them together.
                 let mut needed: HashMap<(i32, Signal), u64> = HashMap::new();
                 for one in expected {
-                    *needed.entry((one.peer, one.signal)).or_default() += one.times;
+                    let times = needed.entry((one.peer, one.signal)).or_default();
+                    *times = times.saturating_add(one.times);
                 }
                 if needed
                     .iter()
@@ -632,7 +633,7 @@ impl Lanes {
     fn post(&mut self, rank: usize, launch: &Arc<Launch>, message: usize, todo: &mut Todo) {
         let Message { peer, sends, .. } = launch.messages[message];
         let (from, to) = if sends { (rank, peer) } else { (peer, rank) };
-        let mail = &mut self.mail[from * self.meeting.len() + to];
+        let mail = self.mail.entry((from, to)).or_default();
         match mail.front() {
             Some(partner) if partner.sends != sends => {}
             _ => {
@@ -717,11 +718,14 @@ impl Lanes {
         if self.meeting[rank].take().is_some() {
             self.arrived -= 1;
         }
-        let size = self.meeting.len();
-        for peer in 0..size {
+        for (&(from, to), mail) in &mut self.mail {
             // The rank has sent to the peer, or received from it.
-            self.mail[rank * size + peer].retain(|post| peer != rank && !post.sends);
-            self.mail[peer * size + rank].retain(|post| peer != rank && post.sends);
+            if from == rank {
+                mail.retain(|post| to != rank && !post.sends);
+            }
+            if to == rank {
+                mail.retain(|post| from != rank && post.sends);
+            }
         }
     }
 }

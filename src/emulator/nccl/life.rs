@@ -306,7 +306,7 @@ fn gather_color(parent: &Comm, color: i32, key: i32) -> Outcome<Vec<usize>> {
     let mut ranks: Vec<usize> = (0..all.len())
         .filter(|rank| number(&all[*rank]) == color)
         .collect();
-    ranks.sort_by_key(|rank| number(&all[*rank][4..]));
+    ranks.sort_by_key(|rank| number(all[*rank].get(4..).unwrap_or_default()));
     Ok(ranks)
 }
 

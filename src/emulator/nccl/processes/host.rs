@@ -22,6 +22,8 @@ use crate::emulator::system::{self, Mapping};
 
 /// How long a connection may take to say what it is.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How many ranks another process may speak of: more is a mistake, and would take all memory.
+const MOST: usize = 1 << 16;
 /// How often those who have not come are looked for.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -54,8 +56,14 @@ fn accept(listener: &UnixListener) {
 /// Serves a connection. Whatever does not say what it should is let go.
 fn answer(stream: UnixStream) -> Option<()> {
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    let file = wire::greet(&stream).ok()?;
+    let file = wire::greet(&stream);
     let wire = Wire::new(stream);
+    let Ok(file) = file else {
+        let reason = "the process that does the work could not take this one's memory: it has no \
+                      descriptor left (ulimit -n), or was not told in time";
+        wire.send(Notice::Lost(reason).frame());
+        return None;
+    };
     let mut stream = BufReader::new(wire.stream());
     let hello = wire::receive(&mut stream).ok()?;
     wire.stream().set_read_timeout(None).ok()?;
@@ -65,7 +73,7 @@ fn answer(stream: UnixStream) -> Option<()> {
             let token = hello.fixed()?;
             let (nranks, rank) = (hello.size()?, hello.size()?);
             let ids: Vec<Id> = hello.list(Reader::fixed)?;
-            if ids.is_empty() || ids.len() > nranks || rank >= nranks {
+            if ids.is_empty() || ids.len() > nranks || rank >= nranks || nranks > MOST {
                 return None;
             }
             let abroad = Abroad::of(token, file);
@@ -82,7 +90,8 @@ fn answer(stream: UnixStream) -> Option<()> {
             let token = hello.fixed()?;
             let rank = hello.size()?;
             let atlas = read_atlas(&mut hello)?;
-            if atlas.homes.get(rank) != Some(&token) || atlas.homes[0] != own() {
+            let size = atlas.homes.len();
+            if atlas.homes.get(rank) != Some(&token) || atlas.homes[0] != own() || size > MOST {
                 return None;
             }
             let abroad = Abroad::of(token, file);

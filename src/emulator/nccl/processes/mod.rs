@@ -25,6 +25,7 @@ mod wire;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::exchange::Exchange;
 
@@ -40,10 +41,15 @@ pub(super) type Token = [u8; 16];
 pub(super) fn own() -> Token {
     static TOKEN: OnceLock<Token> = OnceLock::new();
     *TOKEN.get_or_init(|| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let mut token = [0; 16];
         for bytes in token.chunks_exact_mut(8) {
-            // A fresh hasher's keys are random.
-            bytes.copy_from_slice(&RandomState::new().build_hasher().finish().to_ne_bytes());
+            // A fresh hasher's keys are random, but those of a thread that has had some before a fork
+            // are the same in all of its forks.
+            let mut hasher = RandomState::new().build_hasher();
+            hasher.write_u32(std::process::id());
+            hasher.write_u128(now.as_ref().map_or(0, |now| now.as_nanos()));
+            bytes.copy_from_slice(&hasher.finish().to_ne_bytes());
         }
         token
     })

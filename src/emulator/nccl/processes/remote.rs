@@ -576,10 +576,11 @@ impl Copies {
                     *address = nowhere(*address);
                     continue;
                 };
-                match way {
-                    // SAFETY: the copy covers it, and the launch keeps what it reads.
-                    0 => unsafe { (copy as *mut u8).copy_from(*address as *const u8, bytes) },
-                    _ => copies.writes.push((copy, *address, bytes)),
+                // Also what is written: a receive from the own rank can take less than it has room for.
+                // SAFETY: the copy covers it, and the launch keeps what it reads.
+                unsafe { (copy as *mut u8).copy_from(*address as *const u8, bytes) };
+                if way == 1 {
+                    copies.writes.push((copy, *address, bytes));
                 }
                 *address = copy;
             }
