@@ -9,7 +9,7 @@ use crate::calls::*;
 use crate::cases::Cases;
 use crate::expect;
 use crate::team::{BLANK, Buffer, Rank};
-use crate::world::ANY;
+use crate::world::{ANY, EMULATOR};
 
 const OK: NcclResult = NcclResult::Success;
 const INT: NcclDataType = NcclDataType::Int32;
@@ -384,6 +384,29 @@ fn oneself(cases: &mut Cases) {
         expect!(ncclSend(null(), 0, INT, 0, rank.comm, rank.stream), OK);
         expect!(ncclRecv(null_mut(), 0, INT, 0, rank.comm, rank.stream), OK);
         expect!(ncclGroupEnd(), OK);
+        Ok(())
+    });
+    // In memory of its own, which other processes do not share.
+    cases.team(2, "to_oneself_less_than_there_is_room", EMULATOR, |rank| {
+        let (from, to) = (mem_alloc(32)?, mem_alloc(32)?);
+        expect!(cuMemsetD32_v2(from, 1, 8), CuResult::Success);
+        expect!(cuMemsetD32_v2(to, 5, 8), CuResult::Success);
+        let (send, recv) = (from as *const c_void, to as *mut c_void);
+        expect!(ncclGroupStart(), OK);
+        expect!(
+            ncclSend(send, 2, INT, rank.rank, rank.comm, rank.stream),
+            OK
+        );
+        expect!(
+            ncclRecv(recv, 8, INT, rank.rank, rank.comm, rank.stream),
+            OK
+        );
+        expect!(ncclGroupEnd(), OK);
+        rank.wait()?;
+        expect!(rank.peek::<i32>(to, 32)?, [1, 1, 5, 5, 5, 5, 5, 5]);
+        for address in [from, to] {
+            expect!(cuMemFree_v2(address), CuResult::Success);
+        }
         Ok(())
     });
     // One half of a pair too many.
