@@ -225,6 +225,19 @@ fn a_set_is_taken_whole_or_not_at_all() {
             "{note}"
         );
     }
+    // Nor is one that is whole and wrong passed over in silence.
+    let wrong = and(
+        &without(OPENMPI, "OMPI_COMM_WORLD_RANK"),
+        "OMPI_COMM_WORLD_RANK=zz",
+    );
+    let place = by_variables(&and(TORCHRUN, &wrong)).unwrap();
+    assert_eq!(place.launcher, "torchrun");
+    assert!(
+        place.notes[0].contains("OMPI_COMM_WORLD_RANK is 'zz'")
+            && place.notes[0].ends_with("it is not used"),
+        "{:?}",
+        place.notes
+    );
     for (set, name) in [
         (OPENMPI, "OMPI_COMM_WORLD_RANK"),
         (OPENMPI, "OMPI_COMM_WORLD_SIZE"),

@@ -179,6 +179,9 @@ pub fn place(flags: &Flags, lookup: Lookup<'_>) -> Result<Place> {
     let innermost = number == TORCHRUN && lookup("TORCHELASTIC_RUN_ID").is_some();
     for &other in &whole[1..] {
         let theirs = env.numbers(&LAUNCHERS[other]);
+        if let Err(error) = &theirs {
+            partial.push(format!("{}'s set is wrong: {error}", LAUNCHERS[other].name));
+        }
         let differs = !innermost
             && (other != SLURM || number == TORCHRUN)
             && theirs.is_ok_and(|theirs| theirs != numbers);
