@@ -26,6 +26,7 @@ fn built() -> &'static Path {
         let manifest = format!(
             "[package]\nname = \"opens\"\nversion = \"0.0.0\"\nedition = \"2024\"\n[workspace]\n\
              [[bin]]\nname = \"opens\"\npath = \"opens.rs\"\n\
+             [[bin]]\nname = \"results\"\npath = \"results.rs\"\n\
              [lib]\nname = \"plugin\"\npath = \"plugin.rs\"\ncrate-type = [\"cdylib\"]\n\
              [dependencies]\nanyhow = \"1\"\n\
              metrale-gpu-sys = {{ path = {ours:?}, features = [\"dlopen\"] }}\n"
@@ -35,6 +36,11 @@ fn built() -> &'static Path {
         fs::write(
             package.join("opens.rs"),
             include_str!("downstream/opens.rs"),
+        )
+        .unwrap();
+        fs::write(
+            package.join("results.rs"),
+            include_str!("downstream/results.rs"),
         )
         .unwrap();
         fs::write(
@@ -511,6 +517,44 @@ fn a_stub_is_not_available() {
     stub("libcuda.so.1", "cuDriverGetVersion", 34);
     let path = ("LD_LIBRARY_PATH", folder.as_os_str());
     assert_eq!(run(&[path], &["available"]), ["nccl false, cuda false"]);
+}
+
+// A3
+#[test]
+fn a_code_that_nobody_knows_is_kept_and_printed() {
+    let (_folder, folder) = folder();
+    for (code, name, described) in [
+        (8, "Timeout", "ncclTimeout (8)"),
+        (9, "NcclResult(9)", "code 9, not listed in nccl.h"),
+        (255, "NcclResult(255)", "code 255, not listed in nccl.h"),
+        (-1, "NcclResult(-1)", "code -1, not listed in nccl.h"),
+    ] {
+        let returns = format!("() -> c_int {{ {code} }}");
+        let writes = format!(
+            "(comm: *mut c_void, state: *mut c_int) -> c_int {{ unsafe {{ *state = {code} }}; 0 }}"
+        );
+        let text = "() -> *const c_char { c\"\\xff text\".as_ptr() }";
+        let functions = [
+            ("ncclGroupStart", returns.as_str()),
+            ("ncclCommGetAsyncError", &writes),
+            ("ncclGetErrorString", text),
+            (
+                "ncclGetLastError",
+                "() -> *const c_char { core::ptr::null() }",
+            ),
+        ];
+        let home = folder.join(code.to_string());
+        support::library(&home.join("libnccl.so.2"), Some("libnccl.so.2"), &functions);
+        let mut program = support::clean(built().join("results"));
+        let said = succeed(program.env("NCCL_HOME", &home));
+        for part in [
+            format!("returned {name}\n"),
+            format!("checked {code}: ncclGroupStart failed: \u{fffd} text: {described}\n"),
+            format!("asked Success, state {name}\n"),
+        ] {
+            assert!(said.contains(&part), "{part:?} is not in:\n{said}");
+        }
+    }
 }
 
 // F5
